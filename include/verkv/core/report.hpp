@@ -1,0 +1,50 @@
+// What a step tells about itself.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "verkv/core/version.hpp"
+
+namespace verkv::inline v0 {
+
+/// One query head at one step.
+struct query_head_report {
+    double certificate_before = 0;   ///< relative error certified without a fetch
+    double certificate_after = 0;    ///< relative error certified by the plan
+    double denominator_lse = 0;      ///< ln of the estimated denominator, shift included
+    std::uint32_t rows_planned = 0;  ///< tokens that its plan uses and that are not resident
+    std::uint32_t rows_shrunk = 0;   ///< tokens with lambda < 1
+};
+
+/// One KV head of one request at one step. Counts are rows; times are seconds on the thread that did the work.
+struct kv_head_report {
+    std::size_t tokens = 0;               ///< tokens of the request
+    std::size_t rows_resident = 0;        ///< of them resident
+    std::size_t rows_fetched = 0;         ///< union of its query heads' rows_planned
+    std::size_t rows_copied = 0;          ///< of rows_fetched, those that were not in staging from earlier
+    std::size_t shortlist_keys_read = 0;  ///< keys read from host memory to score shortlisted tokens exactly
+    std::size_t bytes_moved = 0;          ///< from host memory: copied rows and shortlisted keys
+    double sketch_seconds = 0;
+    double decide_seconds = 0;
+    double fetch_seconds = 0;
+    double attend_seconds = 0;
+};
+
+/// A whole step: [request of the batch][KV head] and [request of the batch][query head], flattened.
+struct step_report {
+    std::size_t kv_heads = 0;
+    std::size_t query_heads = 0;
+    std::vector<kv_head_report> per_kv_head;
+    std::vector<query_head_report> per_query_head;
+
+    [[nodiscard]] const kv_head_report& kv_head(std::size_t request, std::size_t head) const {
+        return per_kv_head[request * kv_heads + head];
+    }
+    [[nodiscard]] const query_head_report& query_head(std::size_t request, std::size_t head) const {
+        return per_query_head[request * query_heads + head];
+    }
+};
+
+}  // namespace verkv::inline v0

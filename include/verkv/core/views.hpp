@@ -1,0 +1,124 @@
+// Views on the caller's memory: nothing here owns or copies.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "verkv/core/error.hpp"
+
+namespace verkv::inline v0 {
+
+using token_index = std::uint32_t;  ///< index of a token among the tokens that a request holds, 0 ... n-1
+using row_id = std::uint32_t;       ///< index of a row in a pool
+using position_t = std::int32_t;    ///< position of a token in its text: stored, never derived from an index
+
+/// Rows of equal width: row i starts at data + (ids ? ids[i] : i) * stride. Offsets are 64 bits wide.
+template <class T>
+struct rows {
+    const T* data = nullptr;
+    std::ptrdiff_t stride = 0;    ///< elements from one row to the next
+    std::size_t count = 0;        ///< number of rows
+    std::size_t width = 0;        ///< elements of a row
+    const row_id* ids = nullptr;  ///< which rows, in which order; null for 0 ... count-1
+
+    [[nodiscard]] const T* operator[](std::size_t i) const {
+        return data + static_cast<std::ptrdiff_t>(ids ? ids[i] : i) * stride;
+    }
+
+    /// Rows first ... first + n - 1 of these.
+    [[nodiscard]] rows slice(std::size_t first, std::size_t n) const {
+        rows part = *this;
+        part.count = n;
+        if (ids) {
+            part.ids = ids + first;
+        } else {
+            part.data = data + static_cast<std::ptrdiff_t>(first) * stride;
+        }
+        return part;
+    }
+};
+
+/// Rows that lie one after the other.
+/// Throws invalid_argument when the span's length is no multiple of width.
+template <class T>
+[[nodiscard]] rows<std::remove_const_t<T>> contiguous_rows(std::span<T> data, std::size_t width) {
+    detail::check(width > 0 && data.size() % width == 0, data.size(), " elements are no whole number of rows of ",
+                  width);
+    return {data.data(), static_cast<std::ptrdiff_t>(width), data.size() / width, width, nullptr};
+}
+
+/// A writable matrix, row-major with a stride.
+template <class T>
+struct matrix_view {
+    T* data = nullptr;
+    std::size_t rows = 0;
+    std::size_t columns = 0;
+    std::ptrdiff_t stride = 0;  ///< elements from one row to the next
+
+    [[nodiscard]] std::span<T> row(std::size_t i) const {
+        return {data + static_cast<std::ptrdiff_t>(i) * stride, columns};
+    }
+};
+
+/// Rows of several heads, [token, head, channel], with the caller's strides (channels are adjacent).
+template <class T>
+struct heads_view {
+    const T* data = nullptr;
+    std::size_t tokens = 0;
+    std::size_t heads = 0;
+    std::size_t width = 0;
+    std::ptrdiff_t token_stride = 0;  ///< elements from a token to the next
+    std::ptrdiff_t head_stride = 0;   ///< elements from a head to the next
+
+    /// Row of one token and head.
+    [[nodiscard]] const T* row(std::size_t token, std::size_t head) const {
+        return data + static_cast<std::ptrdiff_t>(token) * token_stride +
+               static_cast<std::ptrdiff_t>(head) * head_stride;
+    }
+
+    /// All tokens' rows of one head.
+    [[nodiscard]] rows<T> head(std::size_t h) const {
+        return {data + static_cast<std::ptrdiff_t>(h) * head_stride, token_stride, tokens, width, nullptr};
+    }
+};
+
+/// View of a dense array [token, head, channel].
+/// Throws invalid_argument when the span's length is not tokens * heads * width.
+template <class T>
+[[nodiscard]] heads_view<std::remove_const_t<T>> heads_of(std::span<T> data, std::size_t tokens, std::size_t heads,
+                                                          std::size_t width) {
+    detail::check(data.size() == tokens * heads * width, "an array [", tokens, ", ", heads, ", ", width, "] has ",
+                  tokens * heads * width, " elements; the span has ", data.size());
+    return {data.data(),
+            tokens,
+            heads,
+            width,
+            static_cast<std::ptrdiff_t>(heads * width),
+            static_cast<std::ptrdiff_t>(width)};
+}
+
+/// Checks that no two rows of a view share memory and that it is there at all.
+/// Throws invalid_argument, naming the view by `what`, for a null pointer, negative strides or overlapping rows.
+template <class T>
+void validate(const heads_view<T>& v, const char* what) {
+    if (v.tokens == 0 || v.heads == 0) {
+        return;
+    }
+    detail::check(v.data != nullptr, what, ": null pointer for ", v.tokens, " tokens of ", v.heads, " heads");
+    const auto width = static_cast<std::ptrdiff_t>(v.width);
+    const auto tokens = static_cast<std::ptrdiff_t>(v.tokens);
+    const auto heads = static_cast<std::ptrdiff_t>(v.heads);
+    // One of the two axes is the outer one: its stride has to step over everything the inner one spans.
+    const bool token_outer =
+        v.token_stride >= (heads - 1) * v.head_stride + width && (heads == 1 || v.head_stride >= width);
+    const bool head_outer =
+        v.head_stride >= (tokens - 1) * v.token_stride + width && (tokens == 1 || v.token_stride >= width);
+    const bool fits = (tokens == 1 && (heads == 1 || v.head_stride >= width)) ||
+                      (heads == 1 && (tokens == 1 || v.token_stride >= width)) || token_outer || head_outer;
+    detail::check(fits, what, ": token stride ", v.token_stride, " and head stride ", v.head_stride, " make rows of ",
+                  width, " elements overlap (", tokens, " tokens, ", heads, " heads)");
+}
+
+}  // namespace verkv::inline v0

@@ -1,0 +1,97 @@
+// A fixed set of threads behind the executor interface.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "verkv/cpu/executor.hpp"
+
+namespace verkv::inline v0 {
+
+/// Threads that wait for work; the calling thread works along, as worker 0.
+/// Tasks are handed out one by one, so uneven ones balance. run() allocates nothing. One run() at a time.
+class thread_pool final : public executor {
+public:
+    /// threads: how many work at once, the caller included; 0 stands for the hardware's number.
+    explicit thread_pool(std::size_t threads = 0) {
+        if (threads == 0) {
+            threads = (std::max)(1u, std::thread::hardware_concurrency());
+        }
+        members_.reserve(threads - 1);
+        for (std::size_t worker = 1; worker < threads; ++worker) {
+            members_.emplace_back([this, worker] { serve(worker); });
+        }
+    }
+
+    ~thread_pool() override {
+        {
+            const std::lock_guard lock(mutex_);
+            stop_ = true;
+        }
+        wake_.notify_all();
+        for (auto& member : members_) {
+            member.join();
+        }
+    }
+
+    [[nodiscard]] std::size_t workers() const noexcept override { return members_.size() + 1; }
+
+    void run(std::size_t tasks, void (*task)(void*, std::size_t, std::size_t), void* context) override {
+        {
+            const std::lock_guard lock(mutex_);
+            task_ = task;
+            context_ = context;
+            tasks_ = tasks;
+            next_.store(0, std::memory_order_relaxed);
+            busy_ = members_.size();
+            ++round_;
+        }
+        wake_.notify_all();
+        work(0);
+        std::unique_lock lock(mutex_);
+        done_.wait(lock, [this] { return busy_ == 0; });
+    }
+
+private:
+    void work(std::size_t worker) {
+        for (std::size_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) {
+            task_(context_, i, worker);
+        }
+    }
+
+    void serve(std::size_t worker) {
+        std::size_t seen = 0;
+        std::unique_lock lock(mutex_);
+        while (true) {
+            wake_.wait(lock, [&] { return stop_ || round_ != seen; });
+            if (stop_) {
+                return;
+            }
+            seen = round_;
+            lock.unlock();
+            work(worker);
+            lock.lock();
+            if (--busy_ == 0) {
+                done_.notify_one();
+            }
+        }
+    }
+
+    std::vector<std::thread> members_;
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::condition_variable done_;
+    std::atomic<std::size_t> next_{0};
+    void (*task_)(void*, std::size_t, std::size_t) = nullptr;
+    void* context_ = nullptr;
+    std::size_t tasks_ = 0;
+    std::size_t busy_ = 0;
+    std::size_t round_ = 0;
+    bool stop_ = false;
+};
+
+}  // namespace verkv::inline v0

@@ -1,0 +1,150 @@
+// Vectors of floats as wide as the target has them, written with compiler vector extensions: no intrinsics but for
+// half.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#include "verkv/core/storage.hpp"
+
+// Translation units built for different targets may meet in one program. Each target's vectors live in a namespace of
+// their own, so that the linker never joins functions whose vectors differ in width.
+#if defined(__AVX512F__)
+#define VERKV_LANES_NAMESPACE lanes16
+#define VERKV_LANES_WIDTH 16
+#elif defined(__AVX__)
+#define VERKV_LANES_NAMESPACE lanes8
+#define VERKV_LANES_WIDTH 8
+#else
+#define VERKV_LANES_NAMESPACE lanes4
+#define VERKV_LANES_WIDTH 4
+#endif
+
+#define VERKV_ALWAYS_INLINE inline __attribute__((always_inline))
+
+namespace verkv::inline v0::detail {
+inline namespace VERKV_LANES_NAMESPACE {
+
+inline constexpr std::size_t lane_count = VERKV_LANES_WIDTH;
+
+using lanes = float __attribute__((vector_size(VERKV_LANES_WIDTH * 4)));
+using int_lanes = std::int32_t __attribute__((vector_size(VERKV_LANES_WIDTH * 4)));
+using word_lanes = std::uint32_t __attribute__((vector_size(VERKV_LANES_WIDTH * 4)));
+using short_lanes = std::uint16_t __attribute__((vector_size(VERKV_LANES_WIDTH * 2)));
+using byte_lanes = std::uint8_t __attribute__((vector_size(VERKV_LANES_WIDTH)));
+
+template <class To, class From>
+VERKV_ALWAYS_INLINE To lanes_cast(const From& from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof(To));
+    return to;
+}
+
+VERKV_ALWAYS_INLINE lanes broadcast(float x) {
+    return x - lanes{};
+}
+
+/// mask has all bits set where a is taken.
+VERKV_ALWAYS_INLINE lanes select(const int_lanes& mask, const lanes& a, const lanes& b) {
+    return lanes_cast<lanes>((mask & lanes_cast<int_lanes>(a)) | (~mask & lanes_cast<int_lanes>(b)));
+}
+
+VERKV_ALWAYS_INLINE lanes larger_of(const lanes& a, const lanes& b) {
+    return select(lanes_cast<int_lanes>(b < a), a, b);
+}
+
+VERKV_ALWAYS_INLINE lanes load(const float* p) {
+    lanes x;
+    std::memcpy(&x, p, sizeof(x));
+    return x;
+}
+
+VERKV_ALWAYS_INLINE word_lanes load_widened(const std::uint16_t* p) {
+    short_lanes x;
+    std::memcpy(&x, p, sizeof(x));
+    return __builtin_convertvector(x, word_lanes);
+}
+
+VERKV_ALWAYS_INLINE lanes load(const bfloat16* p) {
+    return lanes_cast<lanes>(load_widened(reinterpret_cast<const std::uint16_t*>(p)) << 16);
+}
+
+VERKV_ALWAYS_INLINE lanes load(const half* p) {
+#if defined(__F16C__) && VERKV_LANES_WIDTH == 16
+    return lanes_cast<lanes>(_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#elif defined(__F16C__) && VERKV_LANES_WIDTH == 8
+    return lanes_cast<lanes>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+    // As to_float(half), lane by lane.
+    const word_lanes bits = load_widened(reinterpret_cast<const std::uint16_t*>(p));
+    const word_lanes sign = (bits & 0x8000u) << 16;
+    const word_lanes rest = (bits & 0x7fffu) << 13;
+    const lanes magnitude = lanes_cast<lanes>(rest) * 0x1p112f;
+    const word_lanes special = lanes_cast<word_lanes>(rest >= (0x7c00u << 13)) & 0x7f800000u;
+    return lanes_cast<lanes>(sign | lanes_cast<word_lanes>(magnitude) | special);
+#endif
+}
+
+/// The first n < lane_count elements at p; zero in the other lanes.
+template <class T>
+VERKV_ALWAYS_INLINE lanes load_first(const T* p, std::size_t n) {
+    T whole[lane_count] = {};
+    std::memcpy(static_cast<void*>(whole), p, n * sizeof(T));
+    return load(static_cast<const T*>(whole));
+}
+
+VERKV_ALWAYS_INLINE void store(float* p, const lanes& x) {
+    std::memcpy(p, &x, sizeof(x));
+}
+
+/// Sum of the lanes: halves added, always in the same order.
+VERKV_ALWAYS_INLINE float sum(const lanes& x) {
+    float part[lane_count];
+    std::memcpy(part, &x, sizeof(x));
+    for (std::size_t width = lane_count / 2; width > 0; width /= 2) {
+        for (std::size_t i = 0; i < width; ++i) {
+            part[i] += part[i + width];
+        }
+    }
+    return part[0];
+}
+
+VERKV_ALWAYS_INLINE float largest(const lanes& x) {
+    float part[lane_count];
+    std::memcpy(part, &x, sizeof(x));
+    float top = part[0];
+    for (std::size_t i = 1; i < lane_count; ++i) {
+        top = larger(top, part[i]);
+    }
+    return top;
+}
+
+/// exp of each lane: error at most 2 units in the last place; exactly 0 below -87.3, infinity above 88.7, NaN stays
+/// NaN. Argument reduction by ln 2 in two parts and the polynomial of Cephes' expf (Moshier).
+VERKV_ALWAYS_INLINE lanes exp(const lanes& x) {
+    const lanes shifted = x * 1.44269504088896341f + 12582912.0f;  // rounds to an integer in the low bits
+    const lanes n = shifted - 12582912.0f;
+    const lanes r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    lanes y = broadcast(1.9875691500e-4f);
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = (y * r) * r + r + 1.0f;
+    // 2^n by adding n to the exponent bits.
+    const int_lanes scaled = lanes_cast<int_lanes>(y) + (lanes_cast<int_lanes>(shifted) << 23);
+    const lanes inside = lanes_cast<lanes>(scaled);
+    const lanes low = select(lanes_cast<int_lanes>(x < -87.3f), lanes{}, inside);
+    const lanes high = select(lanes_cast<int_lanes>(x > 88.3f), broadcast(__builtin_inff()), low);
+    return select(lanes_cast<int_lanes>(x != x), x, high);
+}
+
+}  // namespace VERKV_LANES_NAMESPACE
+}  // namespace verkv::inline v0::detail

@@ -1,0 +1,80 @@
+// Attention of a group's query heads over listed rows.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "verkv/core/error.hpp"
+#include "verkv/core/storage.hpp"
+#include "verkv/core/views.hpp"
+#include "verkv/cpu/score_rows.hpp"
+#include "verkv/cpu/softmax_sum.hpp"
+
+namespace verkv::inline v0 {
+
+/// Memory that attend() reuses from call to call.
+struct attend_workspace {
+    std::vector<float> logits;
+    softmax_sum sum;
+
+    /// Makes attend() allocation-free up to these numbers.
+    void reserve(std::size_t heads, std::size_t value_dim) {
+        if (logits.size() < heads * block) {
+            logits.resize(heads * block);
+        }
+        sum.reserve(heads, value_dim);
+    }
+
+    static constexpr std::size_t block = 64;  ///< rows scored and weighed while they are in the cache
+};
+
+/// Attention of the query heads of a group over rows with additive log-weights, in one pass.
+/// o_g = sum_i e^{s_gi + a_gi} v_i / sum_i e^{s_gi + a_gi}, s_gi = scale <q_g, k_i>, a = log_weight; lse_g = ln of the
+/// denominator. With a = ln(lambda/r) it is the estimator of [VerKV Definition 2]; without any it is dense attention.
+/// queries [G, key_dim], keys [n, key_dim], values [n, value_dim], log_weight [G, n], [1, n] for all heads alike, or
+/// empty (all 0; -infinity leaves a row out), output [G, value_dim], lse [G]. The log-weight is added to the scaled
+/// logit. n = 0, or every row left out: o = 0, lse = -infinity. O(G n (key_dim + value_dim)); reads each row once for
+/// the whole group. Accuracy as score_rows() and softmax_sum state. Deterministic. Throws invalid_argument when shapes
+/// disagree.
+template <storage T>
+void attend(const cpu& exec, rows<float> queries, float scale, rows<T> keys, rows<T> values,
+            matrix_view<const float> log_weight, attend_workspace& workspace, matrix_view<float> output,
+            std::span<float> lse) {
+    const std::size_t heads = queries.count;
+    detail::check(queries.width == keys.width, "queries of ", queries.width, " channels meet keys of ", keys.width);
+    detail::check(keys.count == values.count, keys.count, " keys come with ", values.count, " values");
+    detail::check(log_weight.rows == 0 ||
+                      (log_weight.columns == keys.count && (log_weight.rows == 1 || log_weight.rows == heads)),
+                  "log-weights [", log_weight.rows, ", ", log_weight.columns, "] for ", heads, " heads and ",
+                  keys.count, " rows");
+    detail::check(output.rows == heads && output.columns == values.width && lse.size() == heads, "output [",
+                  output.rows, ", ", output.columns, "] and lse [", lse.size(), "] for ", heads, " heads of ",
+                  values.width, " channels");
+    workspace.reserve(heads, values.width);
+    workspace.sum.reset(heads, values.width);
+    constexpr std::size_t block = attend_workspace::block;
+    for (std::size_t first = 0; first < keys.count; first += block) {
+        const std::size_t n = smaller(block, keys.count - first);
+        const matrix_view<float> logits{workspace.logits.data(), heads, n, static_cast<std::ptrdiff_t>(block)};
+        score_rows(exec, queries, scale, keys.slice(first, n), logits);
+        for (std::size_t h = 0; h < heads && log_weight.rows > 0; ++h) {
+            const float* add = log_weight.row(log_weight.rows == 1 ? 0 : h).data() + first;
+            float* logit = logits.row(h).data();
+            for (std::size_t i = 0; i < n; ++i) {
+                logit[i] += add[i];
+            }
+        }
+        workspace.sum.add(exec, logits, values.slice(first, n));
+    }
+    workspace.sum.finish(output, lse);
+}
+
+/// Dense attention: attend() over all rows with weight one. The reference that certificates are held against.
+/// Shapes, cost, accuracy and errors as attend().
+template <storage T>
+void dense_attention(const cpu& exec, rows<float> queries, float scale, rows<T> keys, rows<T> values,
+                     attend_workspace& workspace, matrix_view<float> output, std::span<float> lse) {
+    attend(exec, queries, scale, keys, values, matrix_view<const float>{}, workspace, output, lse);
+}
+
+}  // namespace verkv::inline v0

@@ -1,0 +1,215 @@
+// The second half of attention, on the CPU: a running softmax over logits that are known, and the values they weigh.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "verkv/core/storage.hpp"
+#include "verkv/core/views.hpp"
+#include "verkv/cpu/executor.hpp"
+#include "verkv/cpu/lanes.hpp"
+
+namespace verkv::inline v0 {
+namespace detail {
+inline namespace VERKV_LANES_NAMESPACE {
+
+/// total[h][c] += sum_i weight[h][i] * value[i][c] for Heads heads and Vectors vectors of channels, held in registers.
+template <std::size_t Heads, std::size_t Vectors, class T>
+VERKV_ALWAYS_INLINE void weigh_tile(const matrix_view<float>& weights, std::size_t first_head, const rows<T>& values,
+                                    std::size_t first_channel, std::size_t channels, const matrix_view<double>& total) {
+    lanes sums[Heads][Vectors];
+    const float* w[Heads];
+    for (std::size_t h = 0; h < Heads; ++h) {
+        w[h] = weights.row(first_head + h).data();
+        for (std::size_t v = 0; v < Vectors; ++v) {
+            sums[h][v] = lanes{};
+        }
+    }
+    for (std::size_t i = 0; i < values.count; ++i) {
+        const T* row = values[i] + first_channel;
+        lanes value[Vectors];
+        for (std::size_t v = 0; v < Vectors; ++v) {
+            value[v] = channels == Vectors * lane_count ? load(row + v * lane_count) : load_first(row, channels);
+        }
+        for (std::size_t h = 0; h < Heads; ++h) {
+            for (std::size_t v = 0; v < Vectors; ++v) {
+                sums[h][v] += value[v] * w[h][i];
+            }
+        }
+    }
+    for (std::size_t h = 0; h < Heads; ++h) {
+        double* out = total.row(first_head + h).data() + first_channel;
+        float part[Vectors * lane_count];
+        for (std::size_t v = 0; v < Vectors; ++v) {
+            store(part + v * lane_count, sums[h][v]);
+        }
+        for (std::size_t c = 0; c < channels; ++c) {
+            out[c] += static_cast<double>(part[c]);
+        }
+    }
+}
+
+template <std::size_t Heads, class T>
+void weigh_heads(const matrix_view<float>& weights, std::size_t first_head, const rows<T>& values,
+                 const matrix_view<double>& total) {
+    constexpr std::size_t pair = 2 * lane_count;
+    std::size_t c = 0;
+    for (; c + pair <= values.width; c += pair) {
+        weigh_tile<Heads, 2>(weights, first_head, values, c, pair, total);
+    }
+    for (; c < values.width; c += lane_count) {
+        weigh_tile<Heads, 1>(weights, first_head, values, c, smaller(lane_count, values.width - c), total);
+    }
+}
+
+/// Replaces x by exp(x - shift) and returns the sum, in double.
+VERKV_ALWAYS_INLINE double exponentiate(std::span<float> x, float shift) {
+    double total = 0;
+    lanes sums = lanes{};
+    std::size_t i = 0;
+    for (; i + lane_count <= x.size(); i += lane_count) {
+        const lanes w = exp(load(x.data() + i) - shift);
+        store(x.data() + i, w);
+        sums += w;
+    }
+    total += static_cast<double>(sum(sums));
+    if (i < x.size()) {
+        float w[lane_count];
+        store(w, exp(load_first(x.data() + i, x.size() - i) - shift));
+        for (std::size_t j = 0; i < x.size(); ++i, ++j) {
+            x[i] = w[j];
+            total += static_cast<double>(w[j]);
+        }
+    }
+    return total;
+}
+
+VERKV_ALWAYS_INLINE float largest_of(std::span<const float> x) {
+    float top = -std::numeric_limits<float>::infinity();
+    std::size_t i = 0;
+    if (x.size() >= lane_count) {
+        lanes tops = load(x.data());
+        for (i = lane_count; i + lane_count <= x.size(); i += lane_count) {
+            tops = larger_of(tops, load(x.data() + i));
+        }
+        top = largest(tops);
+    }
+    for (; i < x.size(); ++i) {
+        top = larger(top, x[i]);
+    }
+    return top;
+}
+
+}  // namespace VERKV_LANES_NAMESPACE
+}  // namespace detail
+
+/// Running softmax-weighted sum for the query heads of a group: o = sum_i e^{l_i} v_i / sum_i e^{l_i}, in as many
+/// pieces as the caller likes. Logits arrive with their additive log-weights included, -infinity for "not used".
+/// Weights are floats relative to the largest logit so far; sums over a block of 64 rows are floats, sums of blocks
+/// doubles: relative error of a channel at most (64 + few) u sum|w v| / |sum w v|, u = 2^-24, whatever n. Blocks start
+/// at each add(): the same pieces give the same bits. NaN in a logit or a used value makes that head NaN and no other.
+class softmax_sum {
+public:
+    /// Allocates for up to this many heads and channels; reset() within them does not allocate.
+    void reserve(std::size_t heads, std::size_t value_dim) {
+        if (top_.size() < heads) {
+            top_.resize(heads);
+            denominator_.resize(heads);
+        }
+        if (numerator_.size() < heads * value_dim) {
+            numerator_.resize(heads * value_dim);
+        }
+    }
+
+    /// Starts anew: nothing added.
+    void reset(std::size_t heads, std::size_t value_dim) {
+        reserve(heads, value_dim);
+        heads_ = heads;
+        value_dim_ = value_dim;
+        for (std::size_t h = 0; h < heads; ++h) {
+            top_[h] = -std::numeric_limits<float>::infinity();
+            denominator_[h] = 0;
+        }
+        for (std::size_t c = 0; c < heads * value_dim; ++c) {
+            numerator_[c] = 0;
+        }
+    }
+
+    /// Adds rows. logits [heads, n] are overwritten with weights; values [n, value_dim] of any storage.
+    /// O(heads n value_dim); reads each value from memory once.
+    template <storage T>
+    void add(const cpu&, matrix_view<float> logits, rows<T> values) {
+        constexpr std::size_t block = 64;
+        for (std::size_t first = 0; first < values.count; first += block) {
+            const std::size_t n = smaller(block, values.count - first);
+            add_block({logits.data + first, logits.rows, n, logits.stride}, values.slice(first, n));
+        }
+    }
+
+    /// Writes o [heads, value_dim] and lse [heads]. Nothing added: o = 0, lse = -infinity.
+    void finish(matrix_view<float> output, std::span<float> lse) const {
+        for (std::size_t h = 0; h < heads_; ++h) {
+            const bool empty = denominator_[h] == 0;
+            const double inverse = empty ? 0 : 1 / denominator_[h];
+            for (std::size_t c = 0; c < value_dim_; ++c) {
+                output.row(h)[c] = static_cast<float>(numerator_[h * value_dim_ + c] * inverse);
+            }
+            lse[h] = static_cast<float>(log_sum(h));
+        }
+    }
+
+    /// ln of the sum of e^{l_i}, in double; -infinity where nothing was added.
+    [[nodiscard]] double log_sum(std::size_t head) const {
+        return denominator_[head] == 0 ? -std::numeric_limits<double>::infinity()
+                                       : static_cast<double>(top_[head]) + std::log(denominator_[head]);
+    }
+
+private:
+    template <storage T>
+    void add_block(const matrix_view<float>& logits, const rows<T>& values) {
+        for (std::size_t h = 0; h < heads_; ++h) {
+            const std::span<float> row = logits.row(h);
+            const float top = detail::largest_of(row);
+            if (top > top_[h]) {
+                // exp(-infinity) is 0: the first block finds empty sums.
+                const double factor = std::exp(static_cast<double>(top_[h]) - static_cast<double>(top));
+                denominator_[h] *= factor;
+                for (std::size_t c = 0; c < value_dim_; ++c) {
+                    numerator_[h * value_dim_ + c] *= factor;
+                }
+                top_[h] = top;
+            }
+            // A shift of -infinity would turn "not used" into NaN.
+            const float shift = top_[h] == -std::numeric_limits<float>::infinity() ? 0.0f : top_[h];
+            denominator_[h] += detail::exponentiate(row, shift);
+        }
+        const matrix_view<double> total{numerator_.data(), heads_, value_dim_, static_cast<std::ptrdiff_t>(value_dim_)};
+        std::size_t h = 0;
+        for (; h + 4 <= heads_; h += 4) {
+            detail::weigh_heads<4>(logits, h, values, total);
+        }
+        switch (heads_ - h) {
+            case 3:
+                detail::weigh_heads<3>(logits, h, values, total);
+                break;
+            case 2:
+                detail::weigh_heads<2>(logits, h, values, total);
+                break;
+            case 1:
+                detail::weigh_heads<1>(logits, h, values, total);
+                break;
+            default:
+                break;
+        }
+    }
+
+    std::size_t heads_ = 0;
+    std::size_t value_dim_ = 0;
+    std::vector<float> top_;
+    std::vector<double> denominator_;
+    std::vector<double> numerator_;
+};
+
+}  // namespace verkv::inline v0

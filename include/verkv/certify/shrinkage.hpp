@@ -1,0 +1,255 @@
+// Shrinkage: which tokens enter the estimate with less than their full inverse probability.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <span>
+#include <vector>
+
+#include "verkv/certify/estimator.hpp"
+#include "verkv/core/error.hpp"
+#include "verkv/core/plan.hpp"
+#include "verkv/cpu/executor.hpp"
+#include "verkv/cpu/mass_blocks.hpp"
+
+namespace verkv::inline v0 {
+
+/// A token with lambda < 1. mass is relative to the reference R.
+struct shrunk_token {
+    token_index token;
+    double mass;
+    double odds;
+    double lambda;
+    double complement;  ///< 1 - lambda, without cancellation
+};
+
+/// Memory that shrinkage and planners reuse from step to step.
+struct shrinkage_workspace {
+    struct candidate {
+        float lift;  ///< t = m (1-r)/r
+        token_index token;
+    };
+    std::vector<detail::mass_block> blocks;
+    std::vector<candidate> candidates;
+    std::vector<double> breakpoints;
+
+    /// Makes shrinkage of up to n tokens allocation-free.
+    void reserve(std::size_t n) {
+        blocks.reserve(n / detail::mass_block_size + 1);
+        candidates.reserve(n);
+        breakpoints.reserve(2 * n);
+    }
+};
+
+namespace detail {
+
+/// Tokens of L with low <= t < high, appended in the order of their index.
+inline void collect_lifts(masses_view m, float inverse, float low, float high, shrinkage_workspace& w) {
+    for (std::size_t b = 0; b < w.blocks.size(); ++b) {
+        if (!(w.blocks[b].largest_lift >= low)) {
+            continue;
+        }
+        const std::size_t last = smaller((b + 1) * mass_block_size, m.mass.size());
+        for (std::size_t i = b * mass_block_size; i < last; ++i) {
+            const float t = lift_of(m.mass[i] * inverse, m.odds[i]);
+            if (t >= low && t < high && t > 0) {
+                w.candidates.push_back({t, static_cast<token_index>(i)});
+            }
+        }
+    }
+}
+
+inline float largest_lift(const shrinkage_workspace& w) {
+    float top = 0;
+    for (const mass_block& b : w.blocks) {
+        top = larger(b.largest_lift, top);
+    }
+    return top;
+}
+
+/// m (1 - r) of a token.
+inline double excess(double mass, double odds) {
+    return mass * (odds / (1 + odds));
+}
+
+}  // namespace detail
+
+/// No shrinkage: lambda = 1 everywhere, the unbiased estimate.
+struct no_shrinkage {
+    void select(const cpu&, masses_view, float, shrinkage_workspace&, std::vector<shrunk_token>& out) const {
+        out.clear();
+    }
+};
+
+/// The paper's shrinkage [VerKV App. A.2]: lambda is r or 1. Tokens of L are visited by falling t = m (1-r)/r (ties:
+/// the lower index first); while t > 2 beta, strictly, lambda = r and beta grows by m (1-r). Of all prefixes of that
+/// order it has the least mean squared error.
+struct binary_shrinkage {
+    /// Writes the shrunk tokens in the order they were visited; `inverse` is 1/R, w.blocks holds the survey of m.
+    /// O(n / 64) plus the tokens near the top of the order; beta in double. Allocation-free after w.reserve(n).
+    void select(const cpu&, masses_view m, float inverse, shrinkage_workspace& w,
+                std::vector<shrunk_token>& out) const {
+        out.clear();
+        double beta = 0;
+        float high = std::numeric_limits<float>::infinity();
+        float low = detail::largest_lift(w) / 8;
+        while (high > 0) {
+            w.candidates.clear();
+            detail::collect_lifts(m, inverse, low, high, w);
+            std::sort(w.candidates.begin(), w.candidates.end(), [](const auto& a, const auto& b) {
+                return a.lift != b.lift ? a.lift > b.lift : a.token < b.token;
+            });
+            for (const auto& c : w.candidates) {
+                if (!(static_cast<double>(c.lift) > 2 * beta)) {
+                    return;
+                }
+                const double mass = static_cast<double>(m.mass[c.token] * inverse);
+                const double odds = static_cast<double>(m.odds[c.token]);
+                out.push_back({c.token, mass, odds, 1 / (1 + odds), odds / (1 + odds)});
+                beta += detail::excess(mass, odds);
+            }
+            // Tokens below 2 beta stay as they are: look no further down than that, nor than an eighth at a time.
+            high = low;
+            const auto floor = static_cast<float>(2 * beta);
+            if (floor >= high) {
+                return;
+            }
+            low = larger(floor, high / 8);
+        }
+    }
+};
+
+/// The best shrinkage of all [VerKV Theorem 1]: lambda = clip(beta / t, r, 1), t = m (1-r)/r, where beta = sum m
+/// (1-lambda) is the root of a piecewise linear equation, found exactly among its breakpoints t and m (1-r).
+struct bounded_shrinkage {
+    /// As binary_shrinkage::select(), in the order of the index; O(n/64 + C log C), C tokens with t above the root.
+    void select(const cpu&, masses_view m, float inverse, shrinkage_workspace& w,
+                std::vector<shrunk_token>& out) const {
+        out.clear();
+        w.candidates.clear();
+        float high = std::numeric_limits<float>::infinity();
+        float low = detail::largest_lift(w) / 8;
+        if (!(low > 0)) {
+            // t below 8 * the smallest subnormal: every bias such tokens could save is zero in float.
+            return;
+        }
+        // The root is the one beta with gap(beta) = 0; gap falls, and only tokens with t > beta enter it.
+        while (true) {
+            detail::collect_lifts(m, inverse, low, high, w);
+            if (gap(m, inverse, w, static_cast<double>(low)) >= 0 || !(low / 8 > 0)) {
+                break;
+            }
+            high = low;
+            low /= 8;
+        }
+        const double beta = root(m, inverse, w);
+        std::sort(w.candidates.begin(), w.candidates.end(),
+                  [](const auto& a, const auto& b) { return a.token < b.token; });
+        for (const auto& c : w.candidates) {
+            const double mass = static_cast<double>(m.mass[c.token] * inverse);
+            const double odds = static_cast<double>(m.odds[c.token]);
+            const double t = mass * odds;
+            if (t > beta) {
+                const double r = 1 / (1 + odds);
+                const bool at_r = beta <= r * t;
+                out.push_back({c.token, mass, odds, at_r ? r : beta / t, at_r ? odds / (1 + odds) : (t - beta) / t});
+            }
+        }
+    }
+
+private:
+    /// sum_{t > beta} min(m (1-r), m - beta r/(1-r)) - beta.
+    static double gap(masses_view m, float inverse, const shrinkage_workspace& w, double beta) {
+        double total = 0;
+        for (const auto& c : w.candidates) {
+            const double mass = static_cast<double>(m.mass[c.token] * inverse);
+            const double odds = static_cast<double>(m.odds[c.token]);
+            if (mass * odds > beta) {
+                total += (std::min)(detail::excess(mass, odds), mass - beta / odds);
+            }
+        }
+        return total - beta;
+    }
+
+    static double root(masses_view m, float inverse, shrinkage_workspace& w) {
+        w.breakpoints.clear();
+        w.breakpoints.push_back(0);
+        for (const auto& c : w.candidates) {
+            const double mass = static_cast<double>(m.mass[c.token] * inverse);
+            const double odds = static_cast<double>(m.odds[c.token]);
+            w.breakpoints.push_back(mass * odds);
+            w.breakpoints.push_back(detail::excess(mass, odds));
+        }
+        std::sort(w.breakpoints.begin(), w.breakpoints.end());
+        // The last breakpoint at which the gap is not negative starts the segment of the root. Each is evaluated
+        // afresh: running sums would cancel.
+        std::size_t first = 0;
+        std::size_t last = w.breakpoints.size();
+        while (last - first > 1) {
+            const std::size_t middle = first + (last - first) / 2;
+            (gap(m, inverse, w, w.breakpoints[middle]) >= 0 ? first : last) = middle;
+        }
+        const double start = w.breakpoints[first];
+        double sum = 0;
+        double slope = 1;
+        for (const auto& c : w.candidates) {
+            const double mass = static_cast<double>(m.mass[c.token] * inverse);
+            const double odds = static_cast<double>(m.odds[c.token]);
+            if (mass * odds > start) {
+                const double excess = detail::excess(mass, odds);
+                if (excess > start) {
+                    sum += excess;
+                } else {
+                    sum += mass;
+                    slope += 1 / odds;
+                }
+            }
+        }
+        return (std::max)(sum / slope, start);
+    }
+};
+
+/// A rule that picks lambda without looking at the sample.
+template <class S>
+concept shrinkage = requires(const S& s, const cpu& exec, masses_view m, shrinkage_workspace& w,
+                             std::vector<shrunk_token>& out) {
+    s.select(exec, m, 1.0f, w, out);
+};
+
+/// lambda of every token by a shrinkage rule: the building block behind planners, on plain spans.
+/// mass, r, lambda [n]; tokens with r = 1 get lambda = 1.
+/// O(n) plus what the rule's select() takes; allocates.
+/// Deterministic; ties as the rule says.
+/// Throws invalid_argument for lengths that differ, r outside (0, 1], masses negative or not finite.
+template <shrinkage S>
+void shrink(const cpu& exec, const S& rule, std::span<const float> mass, std::span<const float> r,
+            std::span<float> lambda) {
+    detail::check(mass.size() == r.size() && lambda.size() == r.size(), mass.size(), " masses, ", r.size(),
+                  " probabilities and ", lambda.size(), " shrinkages");
+    std::vector<float> odds(r.size());
+    float top = 0;
+    for (std::size_t i = 0; i < r.size(); ++i) {
+        detail::check_mass(mass[i], i);
+        detail::check_probability(r[i], i);
+        const double p = static_cast<double>(r[i]);
+        odds[i] = static_cast<float>((1 - p) / p);
+        top = larger(mass[i], top);
+    }
+    std::fill(lambda.begin(), lambda.end(), 1.0f);
+    if (!(top > 0)) {
+        return;
+    }
+    // Scale-free: the rules compare masses with one another only.
+    const float inverse = smaller(1 / top, 1e38f);
+    const masses_view m{mass, odds, static_cast<double>(top)};
+    shrinkage_workspace w;
+    detail::survey(m, inverse, w.blocks);
+    std::vector<shrunk_token> chosen;
+    rule.select(exec, m, inverse, w, chosen);
+    for (const shrunk_token& s : chosen) {
+        lambda[s.token] = (std::clamp)(static_cast<float>(s.lambda), r[s.token], 1.0f);
+    }
+}
+
+}  // namespace verkv::inline v0

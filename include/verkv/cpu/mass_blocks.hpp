@@ -1,0 +1,85 @@
+// Summaries of the masses of a decision, block by block: planners then visit only the blocks that matter.
+#pragma once
+
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "verkv/core/plan.hpp"
+#include "verkv/cpu/lanes.hpp"
+
+namespace verkv::inline v0::detail {
+
+/// Over the tokens of a block that are in L, with x = m/R and odds o: largest x o, sum and largest of x^2 o, largest
+/// x max(1, o).
+struct mass_block {
+    float largest_lift = 0;      ///< of t = x o, which orders shrinkage
+    float largest_variance = 0;  ///< of v = x^2 o
+    float largest_term = 0;      ///< of b = x max(1, o)
+    float mass = 0;              ///< sum of x; not finite where some mass is not
+    double variance = 0;         ///< sum of v
+};
+
+struct mass_term {
+    float variance;  ///< v; computed here only, so that equal inputs give equal keys everywhere
+    float term;      ///< b
+};
+
+VERKV_HOST_DEVICE constexpr float lift_of(float x, float odds) noexcept {
+    return x * odds;
+}
+
+VERKV_HOST_DEVICE constexpr mass_term terms_of(float x, float odds) noexcept {
+    return {x * (x * odds), odds > 0 ? x * larger(odds, 1.0f) : 0.0f};
+}
+
+inline constexpr std::size_t mass_block_size = 64;
+
+inline namespace VERKV_LANES_NAMESPACE {
+
+/// One pass over masses and odds. O(n), 8 bytes read a token; block sums in float over 64 terms.
+inline void survey(masses_view m, float inverse, std::vector<mass_block>& blocks) {
+    const std::size_t n = m.mass.size();
+    blocks.clear();
+    for (std::size_t first = 0; first < n; first += mass_block_size) {
+        const std::size_t count = smaller(mass_block_size, n - first);
+        lanes lift{}, top{}, term{}, mass{}, variance{};
+        for (std::size_t i = 0; i < count; i += lane_count) {
+            const bool whole = i + lane_count <= count;
+            const lanes x =
+                (whole ? load(m.mass.data() + first + i) : load_first(m.mass.data() + first + i, count - i)) * inverse;
+            const lanes odds =
+                whole ? load(m.odds.data() + first + i) : load_first(m.odds.data() + first + i, count - i);
+            const lanes t = x * odds;
+            const lanes v = x * t;
+            const lanes b = select(lanes_cast<int_lanes>(odds > 0.0f), x * larger_of(odds, broadcast(1.0f)), lanes{});
+            lift = larger_of(t, lift);
+            top = larger_of(v, top);
+            term = larger_of(b, term);
+            mass += x;
+            variance += v;
+        }
+        blocks.push_back({largest(lift), largest(top), largest(term), sum(mass), static_cast<double>(sum(variance))});
+    }
+}
+
+/// Sum of v and largest b over the tokens of a block with v < bound.
+inline void below(masses_view m, float inverse, std::size_t first, std::size_t count, float bound, double& variance,
+                  double& term) {
+    lanes sums{}, top{};
+    for (std::size_t i = 0; i < count; i += lane_count) {
+        const bool whole = i + lane_count <= count;
+        const lanes x =
+            (whole ? load(m.mass.data() + first + i) : load_first(m.mass.data() + first + i, count - i)) * inverse;
+        const lanes odds = whole ? load(m.odds.data() + first + i) : load_first(m.odds.data() + first + i, count - i);
+        const lanes v = x * (x * odds);
+        const int_lanes inside = lanes_cast<int_lanes>(v < bound) & lanes_cast<int_lanes>(odds > 0.0f);
+        sums += select(inside, v, lanes{});
+        top = larger_of(select(inside, x * larger_of(odds, broadcast(1.0f)), lanes{}), top);
+    }
+    variance += static_cast<double>(sum(sums));
+    term = larger(static_cast<double>(largest(top)), term);
+}
+
+}  // namespace VERKV_LANES_NAMESPACE
+}  // namespace verkv::inline v0::detail

@@ -1,0 +1,261 @@
+// KVFetch: the paper's planner, by selection instead of a sort.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "verkv/plan/stage.hpp"
+
+namespace verkv::inline v0 {
+
+/// KVFetch [VerKV Algorithm 2]. Tokens of L are ordered by the gain g_i = e(L) - e(L without i) of the certificate e,
+/// falling (ties: the lower index first); the shortest prefix is fetched whose rest L' has e(L') < epsilon, with lambda
+/// and the reference held fixed. Fetched tokens get r' = lambda = 1. The gain is never formed as a difference of
+/// certificates. With S = sqrt(x^2 + 2 V l), x = b l/3, a token that is not the only one to attain b gains beta_i + 2
+/// V_i l / (S + sqrt(S^2 - 2 V_i l)), which grows with V_i: the bulk of L is ordered by V_i itself, and only shrunk
+/// tokens and the one that attains b have their gain worked out.
+template <shrinkage Shrinkage = binary_shrinkage>
+struct greedy {
+    using workspace = detail::plan_workspace;
+    Shrinkage rule{};
+
+    /// Expected O(n): a pass for the summaries, passes over the blocks that can hold a fetched token, and a selection
+    /// among those tokens; O(n log n) at worst. Reads 8 bytes a token a pass; allocation-free after w.reserve(n).
+    /// Moments in double over block sums of 64 floats, added up from the tokens that remain, never subtracted.
+    /// Masses that are not finite: an empty plan with a certificate of NaN.
+    /// Throws invalid_argument when spans differ in length, the reference is out of range or the tolerance is.
+    void plan(const cpu& exec, masses_view m, tolerance t, workspace& w, verkv::plan& out) const {
+        validate(t);
+        const float inverse = detail::inverse_reference(m);
+        if (!detail::stage(exec, m, inverse, rule, w)) {
+            detail::refuse_to_certify(out);
+            return;
+        }
+        out.clear();
+        const bernstein_moments all = detail::staged_moments(w);
+        const double log_term = t.log_term();
+        out.certificate_before = bernstein_bound(all, log_term);
+        std::size_t fetched = 0;
+        w.candidates.clear();
+        if (out.certificate_before < t.epsilon) {
+            out.certificate_after = out.certificate_before;
+        } else {
+            bernstein_moments rest = candidates(m, inverse, all, t.epsilon, log_term, w);
+            fetched = cut(rest, t.epsilon, log_term, w);
+            out.certificate_after = bernstein_bound(rest, log_term);
+        }
+        write(fetched, w, out);
+    }
+
+private:
+    /// The token of L that alone attains b, if there is one, and the largest term of the others.
+    struct leader {
+        bool unique = false;
+        std::size_t token = 0;
+        double others = 0;
+    };
+
+    static leader find_leader(masses_view m, float inverse, double largest, const workspace& w) {
+        leader found;
+        std::size_t holders = 0;
+        const auto visit = [&](double term, std::size_t token) {
+            if (term >= largest && holders++ == 0) {
+                found.token = token;
+            } else {
+                found.others = larger(term, found.others);
+            }
+        };
+        for (const shrunk_token& s : w.shrunk) {
+            visit(s.lambda * s.mass * larger(1.0, s.odds), s.token);
+        }
+        for (std::size_t b = 0; b < w.shrinkage.blocks.size(); ++b) {
+            const double top = static_cast<double>(w.shrinkage.blocks[b].largest_term);
+            if (top < largest) {
+                found.others = larger(top, found.others);
+                continue;
+            }
+            const std::size_t last = smaller((b + 1) * detail::mass_block_size, m.mass.size());
+            for (std::size_t i = b * detail::mass_block_size; i < last; ++i) {
+                if (detail::find_shrunk(w, i) == w.shrunk.size()) {
+                    visit(static_cast<double>(detail::terms_of(m.mass[i] * inverse, m.odds[i]).term), i);
+                }
+            }
+        }
+        found.unique = holders == 1;
+        return found;
+    }
+
+    /// A value in the order of the gain: 2 V l for a token that gains by its variance alone, else 2 V l of the token
+    /// that would gain as much; beyond S, where no variance reaches, the square of the gain.
+    static double key_of_gain(double gain, double root) {
+        return gain <= root ? gain * (2 * root - gain) : gain * gain;
+    }
+
+    /// Fills w.candidates with a set of tokens that contains every one the plan can fetch, and returns the moments of
+    /// the other tokens, which certify by themselves.
+    static bernstein_moments candidates(masses_view m, float inverse, const bernstein_moments& all, double epsilon,
+                                        double log_term, workspace& w) {
+        const double x = all.largest * log_term / 3;
+        const double root = std::sqrt(x * x + 2 * all.variance * log_term);
+        const leader lead = find_leader(m, inverse, all.largest, w);
+        const auto gain = [&](double bias, double variance, bool leads) {
+            const double y = leads ? lead.others * log_term / 3 : x;
+            // S_i^2 = y^2 + 2 (V - V_i) l; what is lost in V - V_i is far below S + S_i.
+            const double other = std::sqrt((std::max)(y * y + 2 * (all.variance - variance) * log_term, 0.0));
+            return bias + (x - y) + ((x - y) * (x + y) + 2 * variance * log_term) / (root + other);
+        };
+        for (const shrunk_token& s : w.shrunk) {
+            bernstein_moments own;
+            detail::add_shrunk(own, s);
+            const bool leads = lead.unique && lead.token == s.token;
+            w.candidates.push_back({key_of_gain(gain(own.bias, own.variance, leads), root), own.bias,
+                                    static_cast<float>(own.variance), static_cast<float>(own.largest), s.token});
+        }
+        const bool lead_is_plain = lead.unique && detail::find_shrunk(w, lead.token) == w.shrunk.size();
+        if (lead_is_plain) {
+            const detail::mass_term own = detail::terms_of(m.mass[lead.token] * inverse, m.odds[lead.token]);
+            const double v = static_cast<double>(own.variance);
+            w.candidates.push_back(
+                {key_of_gain(gain(0, v, true), root), 0, own.variance, own.term, static_cast<token_index>(lead.token)});
+        }
+        const std::size_t special = lead_is_plain ? lead.token : m.mass.size();
+
+        // A bound on V_i under which the plain tokens certify by themselves. Whole blocks give a cheap lower bound on
+        // what they add up to, which brings the bound near before single tokens are looked at.
+        float bound = 0;
+        for (const auto& b : w.shrinkage.blocks) {
+            bound = larger(b.largest_variance, bound);
+        }
+        bound *= 0.5f;
+        const auto certifies = [&](const bernstein_moments& r) { return bernstein_bound(r, log_term) < epsilon; };
+        for (; bound > 0; bound *= 0.5f) {
+            bernstein_moments least;
+            for (const auto& b : w.shrinkage.blocks) {
+                if (b.largest_variance < bound) {
+                    least.variance += b.variance;
+                }
+            }
+            if (certifies(least)) {
+                break;
+            }
+        }
+        bernstein_moments rest;
+        for (;; bound *= 0.35f) {
+            rest = plain_below(m, inverse, bound, special, w);
+            if (bound == 0 || certifies(rest)) {
+                break;
+            }
+        }
+        for (std::size_t b = 0; b < w.shrinkage.blocks.size(); ++b) {
+            if (!(w.shrinkage.blocks[b].largest_variance >= bound)) {
+                continue;
+            }
+            const std::size_t last = smaller((b + 1) * detail::mass_block_size, m.mass.size());
+            for (std::size_t i = b * detail::mass_block_size; i < last; ++i) {
+                const detail::mass_term own = detail::terms_of(m.mass[i] * inverse, m.odds[i]);
+                if (own.variance >= bound && m.odds[i] > 0 && i != special &&
+                    detail::find_shrunk(w, i) == w.shrunk.size()) {
+                    w.candidates.push_back({2 * static_cast<double>(own.variance) * log_term, 0, own.variance, own.term,
+                                            static_cast<token_index>(i)});
+                }
+            }
+        }
+        return rest;
+    }
+
+    /// Moments of the tokens with V_i < bound that are neither shrunk nor `special`.
+    static bernstein_moments plain_below(masses_view m, float inverse, float bound, std::size_t special,
+                                         const workspace& w) {
+        bernstein_moments rest;
+        std::size_t next = 0;  // of w.shrunk
+        for (std::size_t b = 0; b < w.shrinkage.blocks.size(); ++b) {
+            const std::size_t first = b * detail::mass_block_size;
+            const std::size_t last = smaller(first + detail::mass_block_size, m.mass.size());
+            bool plain = !(special >= first && special < last);
+            while (next < w.shrunk.size() && w.shrunk[next].token < last) {
+                plain = false;
+                ++next;
+            }
+            const auto& block = w.shrinkage.blocks[b];
+            if (plain && block.largest_variance < bound) {
+                rest.variance += block.variance;
+                rest.largest = larger(static_cast<double>(block.largest_term), rest.largest);
+            } else if (plain) {
+                detail::below(m, inverse, first, last - first, bound, rest.variance, rest.largest);
+            } else {
+                for (std::size_t i = first; i < last; ++i) {
+                    const detail::mass_term own = detail::terms_of(m.mass[i] * inverse, m.odds[i]);
+                    if (own.variance < bound && i != special && detail::find_shrunk(w, i) == w.shrunk.size()) {
+                        rest.variance += static_cast<double>(own.variance);
+                        rest.largest = larger(static_cast<double>(own.term), rest.largest);
+                    }
+                }
+            }
+        }
+        return rest;
+    }
+
+    static void add(bernstein_moments& to, const detail::plan_candidate& c) {
+        to.bias += c.bias;
+        to.variance += static_cast<double>(c.variance);
+        to.largest = larger(static_cast<double>(c.term), to.largest);
+    }
+
+    /// Length of the shortest prefix of the candidates, in order, whose rest certifies; they end up partitioned there,
+    /// and `rest` holds the moments of all that is not fetched.
+    static std::size_t cut(bernstein_moments& rest, double epsilon, double log_term, workspace& w) {
+        auto& c = w.candidates;
+        std::size_t first = 0;
+        std::size_t last = c.size();
+        const auto before = [](const auto& a, const auto& b) { return a.before(b); };
+        const auto at = [&](std::size_t i) { return c.begin() + static_cast<std::ptrdiff_t>(i); };
+        // Selection: everything before `first` is fetched, everything from `last` on stays and is in `rest`.
+        while (last - first > 32) {
+            const std::size_t middle = first + (last - first) / 2;
+            std::nth_element(at(first), at(middle), at(last), before);
+            bernstein_moments upper = rest;
+            for (std::size_t i = middle; i < last; ++i) {
+                add(upper, c[i]);
+            }
+            if (bernstein_bound(upper, log_term) < epsilon) {
+                rest = upper;
+                last = middle;
+            } else {
+                first = middle;
+            }
+        }
+        std::sort(at(first), at(last), before);
+        while (last > first) {
+            bernstein_moments more = rest;
+            add(more, c[last - 1]);
+            if (!(bernstein_bound(more, log_term) < epsilon)) {
+                break;
+            }
+            rest = more;
+            --last;
+        }
+        return last;
+    }
+
+    static void write(std::size_t fetched, workspace& w, verkv::plan& out) {
+        for (std::size_t i = 0; i < fetched; ++i) {
+            out.entries.push_back({w.candidates[i].token, 1, 1});
+        }
+        out.raised = fetched;
+        std::sort(out.entries.begin(), out.entries.end(),
+                  [](const auto& a, const auto& b) { return a.token < b.token; });
+        for (const shrunk_token& s : w.shrunk) {
+            const auto at =
+                std::lower_bound(out.entries.begin(), out.entries.begin() + static_cast<std::ptrdiff_t>(fetched),
+                                 s.token, [](const plan_entry& e, token_index t) { return e.token < t; });
+            if (at == out.entries.begin() + static_cast<std::ptrdiff_t>(fetched) || at->token != s.token) {
+                out.entries.push_back(detail::keep_shrunk(s));
+                ++out.shrunk;
+            }
+        }
+        std::inplace_merge(out.entries.begin(), out.entries.begin() + static_cast<std::ptrdiff_t>(fetched),
+                           out.entries.end(), [](const auto& a, const auto& b) { return a.token < b.token; });
+    }
+};
+
+}  // namespace verkv::inline v0

@@ -1,0 +1,128 @@
+// What planners have in common: the survey, the shrinkage, and the certificate before anything is fetched.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "verkv/certify/bernstein.hpp"
+#include "verkv/certify/shrinkage.hpp"
+#include "verkv/core/error.hpp"
+#include "verkv/core/plan.hpp"
+
+namespace verkv::inline v0::detail {
+
+/// A token that a plan could fetch, with its share of the moments. Ordered by falling gain.
+struct plan_candidate {
+    double key;   ///< grows with the gain g of the token
+    double bias;  ///< 0 unless it is shrunk
+    float variance;
+    float term;
+    token_index token;
+
+    [[nodiscard]] bool before(const plan_candidate& other) const {
+        return key != other.key ? key > other.key : token < other.token;
+    }
+};
+
+/// Memory of a planner.
+struct plan_workspace {
+    shrinkage_workspace shrinkage;
+    std::vector<shrunk_token> shrunk;  ///< by token once staged
+    std::vector<plan_candidate> candidates;
+
+    void reserve(std::size_t n) {
+        shrinkage.reserve(n);
+        shrunk.reserve(n);
+        candidates.reserve(n);
+    }
+};
+
+/// 1/R as a float. Throws where R is not a positive number that a float can hold with its inverse.
+inline float inverse_reference(const masses_view& m) {
+    check(m.mass.size() == m.odds.size(), m.mass.size(), " masses and ", m.odds.size(), " odds");
+    check(m.reference >= 0x1p-120 && m.reference <= 0x1p120, "reference ", m.reference,
+          " of the masses; it must lie in [2^-120, 2^120]: shift the logits by their maximum");
+    return static_cast<float>(1 / m.reference);
+}
+
+/// Surveys the masses, chooses lambda, and takes the shrunk tokens out of their blocks' summaries.
+/// Returns false where some mass is not finite: then nothing can be certified.
+template <class Shrinkage>
+bool stage(const cpu& exec, const masses_view& m, float inverse, const Shrinkage& rule, plan_workspace& w) {
+    survey(m, inverse, w.shrinkage.blocks);
+    double total = 0;
+    for (const mass_block& b : w.shrinkage.blocks) {
+        total += static_cast<double>(b.mass);
+    }
+    w.shrunk.clear();
+    if (!std::isfinite(total)) {
+        return false;
+    }
+    rule.select(exec, m, inverse, w.shrinkage, w.shrunk);
+    std::sort(w.shrunk.begin(), w.shrunk.end(), [](const auto& a, const auto& b) { return a.token < b.token; });
+    for (std::size_t i = 0; i < w.shrunk.size();) {
+        const std::size_t block = w.shrunk[i].token / mass_block_size;
+        mass_block& summary = w.shrinkage.blocks[block];
+        summary.largest_variance = summary.largest_term = 0;
+        summary.variance = 0;
+        const std::size_t last = smaller((block + 1) * mass_block_size, m.mass.size());
+        for (std::size_t token = block * mass_block_size; token < last; ++token) {
+            if (i < w.shrunk.size() && w.shrunk[i].token == token) {
+                ++i;
+                continue;
+            }
+            const mass_term t = terms_of(m.mass[token] * inverse, m.odds[token]);
+            summary.variance += static_cast<double>(t.variance);
+            summary.largest_variance = larger(t.variance, summary.largest_variance);
+            summary.largest_term = larger(t.term, summary.largest_term);
+        }
+    }
+    return true;
+}
+
+inline void add_shrunk(bernstein_moments& moments, const shrunk_token& s) {
+    moments.add(s.mass, s.odds, s.lambda, s.complement);
+}
+
+/// Moments of L, relative to R, after stage(). Sums of blocks in double: relative error (n/64 + 64) 2^-24 at most, and
+/// no subtraction anywhere.
+inline bernstein_moments staged_moments(const plan_workspace& w) {
+    bernstein_moments all;
+    for (const mass_block& b : w.shrinkage.blocks) {
+        all.variance += b.variance;
+        all.largest = larger(static_cast<double>(b.largest_term), all.largest);
+    }
+    for (const shrunk_token& s : w.shrunk) {
+        add_shrunk(all, s);
+    }
+    return all;
+}
+
+/// Index of the shrunk token that is `token`, or the number of shrunk tokens.
+inline std::size_t find_shrunk(const plan_workspace& w, std::size_t token) {
+    const auto at = std::lower_bound(w.shrunk.begin(), w.shrunk.end(), token,
+                                     [](const shrunk_token& s, std::size_t t) { return s.token < t; });
+    return at != w.shrunk.end() && at->token == token ? static_cast<std::size_t>(at - w.shrunk.begin())
+                                                      : w.shrunk.size();
+}
+
+/// Probability r = 1/(1 + o) as a float that is below 1 for o > 0.
+inline float probability_of(double odds) {
+    constexpr float below_one = 1.0f - 0x1p-24f;
+    return odds > 0 ? smaller(static_cast<float>(1 / (1 + odds)), below_one) : 1.0f;
+}
+
+/// A shrunk token that stays as it is: r' = r, lambda < 1.
+inline plan_entry keep_shrunk(const shrunk_token& s) {
+    return {s.token, probability_of(s.odds), larger(static_cast<float>(s.lambda), probability_of(s.odds))};
+}
+
+/// A certificate of NaN: the masses were not finite.
+inline void refuse_to_certify(plan& out) {
+    out.clear();
+    out.certificate_before = out.certificate_after = std::numeric_limits<double>::quiet_NaN();
+}
+
+}  // namespace verkv::inline v0::detail

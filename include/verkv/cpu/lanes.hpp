@@ -55,6 +55,7 @@ VERKV_ALWAYS_INLINE lanes select(const int_lanes& mask, const lanes& a, const la
     return lanes_cast<lanes>((mask & lanes_cast<int_lanes>(a)) | (~mask & lanes_cast<int_lanes>(b)));
 }
 
+/// The larger of two lane by lane; b where they do not compare (NaN).
 VERKV_ALWAYS_INLINE lanes larger_of(const lanes& a, const lanes& b) {
     return select(lanes_cast<int_lanes>(b < a), a, b);
 }
@@ -157,7 +158,7 @@ VERKV_ALWAYS_INLINE float largest(const lanes& x) {
     std::memcpy(part, &x, sizeof(x));
     float top = part[0];
     for (std::size_t i = 1; i < lane_count; ++i) {
-        top = larger(top, part[i]);
+        top = larger(part[i], top);
     }
     return top;
 }

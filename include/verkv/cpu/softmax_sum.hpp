@@ -86,18 +86,16 @@ VERKV_ALWAYS_INLINE double exponentiate(std::span<float> x, float shift) {
     return total;
 }
 
+/// Largest element; NaN is passed over; -infinity for none.
 VERKV_ALWAYS_INLINE float largest_of(std::span<const float> x) {
-    float top = -std::numeric_limits<float>::infinity();
+    lanes tops = broadcast(-std::numeric_limits<float>::infinity());
     std::size_t i = 0;
-    if (x.size() >= lane_count) {
-        lanes tops = load(x.data());
-        for (i = lane_count; i + lane_count <= x.size(); i += lane_count) {
-            tops = larger_of(tops, load(x.data() + i));
-        }
-        top = largest(tops);
+    for (; i + lane_count <= x.size(); i += lane_count) {
+        tops = larger_of(load(x.data() + i), tops);
     }
+    float top = largest(tops);
     for (; i < x.size(); ++i) {
-        top = larger(top, x[i]);
+        top = larger(x[i], top);
     }
     return top;
 }

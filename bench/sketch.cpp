@@ -1,0 +1,153 @@
+// Estimating every token's logit: the RoPE-pair sketch, the exact one, and a plain read of the same bytes.
+#include <benchmark/benchmark.h>
+
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "verkv/sketch/exact.hpp"
+#include "verkv/sketch/rope_pairs.hpp"
+
+namespace {
+
+struct problem {
+    problem(std::size_t n, std::size_t key_dim, std::size_t group)
+        : keys(n * key_dim), queries(group * key_dim), logits(group * n), width(key_dim), heads(group) {
+        std::mt19937 engine(1);
+        std::normal_distribution<float> normal;
+        std::vector<float> noise(std::size_t{1} << 16);
+        for (auto& x : noise) {
+            x = normal(engine);
+        }
+        for (std::size_t i = 0; i < keys.size(); ++i) {
+            keys[i] = verkv::from_float<verkv::half>(noise[(i * 31 + i / 65521) % noise.size()]);
+        }
+        for (auto& x : queries) {
+            x = normal(engine);
+        }
+    }
+    [[nodiscard]] verkv::rows<verkv::half> key_rows() const {
+        return verkv::contiguous_rows(std::span<const verkv::half>(keys), width);
+    }
+    [[nodiscard]] verkv::rows<float> query_rows() const {
+        return verkv::contiguous_rows(std::span<const float>(queries), width);
+    }
+    [[nodiscard]] verkv::matrix_view<float> out() {
+        const std::size_t n = keys.size() / width;
+        return {logits.data(), heads, n, static_cast<std::ptrdiff_t>(n)};
+    }
+
+    std::vector<verkv::half> keys;
+    std::vector<float> queries;
+    std::vector<float> logits;
+    std::size_t width;
+    std::size_t heads;
+};
+
+problem problem_of(const benchmark::State& state) {
+    return {static_cast<std::size_t>(state.range(0)), static_cast<std::size_t>(state.range(1)),
+            static_cast<std::size_t>(state.range(2))};
+}
+
+void declare(benchmark::State& state, std::size_t bytes) {
+    state.SetBytesProcessed(static_cast<std::int64_t>(bytes) * state.iterations());
+    state.counters["per_token_head"] =
+        benchmark::Counter(static_cast<double>(state.range(0) * state.range(2)),
+                           benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+}
+
+template <class Sketch>
+void estimate(benchmark::State& state, problem& p, Sketch&& sketch) {
+    const verkv::cpu exec;
+    sketch.fit(exec, p.key_rows());
+    sketch.append(exec, p.key_rows());
+    for (auto _ : state) {
+        sketch.estimate(exec, p.query_rows(), 0.1f, p.out());
+        benchmark::DoNotOptimize(p.logits.data());
+        benchmark::ClobberMemory();
+    }
+    declare(state, sketch.bytes());
+}
+
+void rope_pairs(benchmark::State& state) {
+    problem p = problem_of(state);
+    verkv::rope_pair_options options;
+    options.key_dim = p.width;
+    estimate(state, p, verkv::rope_pair_sketch(options));
+}
+
+void exact(benchmark::State& state) {
+    problem p = problem_of(state);
+    estimate(state, p, verkv::exact_sketch<verkv::half>());
+}
+
+/// Sum of the bytes that a 2-bit sketch of a quarter of the channels has, as 64-bit words.
+void plain_read(benchmark::State& state) {
+    const auto n = static_cast<std::size_t>(state.range(0));
+    verkv::rope_pair_options options;
+    options.key_dim = static_cast<std::size_t>(state.range(1));
+    const verkv::rope_pair_sketch shape(options);
+    std::vector<std::uint64_t> words(
+        static_cast<std::size_t>(shape.bytes_per_token() * static_cast<double>(n)) / sizeof(std::uint64_t), 1);
+    for (auto _ : state) {
+        std::uint64_t sum = 0;
+        for (const std::uint64_t word : words) {
+            sum += word;
+        }
+        benchmark::DoNotOptimize(sum);
+        benchmark::ClobberMemory();
+    }
+    declare(state, words.size() * sizeof(std::uint64_t));
+}
+
+/// One token appended to a sketch whose open group is half full, as a decode step does.
+void append_one(benchmark::State& state) {
+    problem p = problem_of(state);
+    const verkv::cpu exec;
+    verkv::rope_pair_options options;
+    options.key_dim = p.width;
+    verkv::rope_pair_sketch sketch(options);
+    sketch.fit(exec, p.key_rows());
+    sketch.append(exec, p.key_rows().slice(0, 64));
+    for (auto _ : state) {
+        sketch.append(exec, p.key_rows().slice(64, 1));
+        sketch.erase(64, 65);
+    }
+}
+
+/// Choosing the channels of a prompt and quantising it.
+void fit_and_append(benchmark::State& state) {
+    problem p = problem_of(state);
+    const verkv::cpu exec;
+    verkv::rope_pair_options options;
+    options.key_dim = p.width;
+    verkv::rope_pair_sketch sketch(options);
+    for (auto _ : state) {
+        sketch.fit(exec, p.key_rows());
+        sketch.append(exec, p.key_rows());
+    }
+    declare(state, p.keys.size() * sizeof(verkv::half));
+}
+
+void axes(benchmark::internal::Benchmark* b) {
+    b->ArgNames({"n", "d", "G"});
+    for (const int n : {4096, 32768, 131072}) {
+        for (const int d : {64, 128}) {
+            for (const int group : {1, 4}) {
+                b->Args({n, d, group});
+            }
+        }
+    }
+    b->Unit(benchmark::kMicrosecond);
+}
+
+}  // namespace
+
+BENCHMARK(rope_pairs)->Apply(axes);
+BENCHMARK(exact)->Apply(axes);
+BENCHMARK(plain_read)->Apply(axes);
+BENCHMARK(append_one)->ArgNames({"n", "d", "G"})->Args({4096, 128, 1})->Unit(benchmark::kMicrosecond);
+BENCHMARK(fit_and_append)->ArgNames({"n", "d", "G"})->Args({32768, 128, 1})->Unit(benchmark::kMicrosecond);
+
+BENCHMARK_MAIN();

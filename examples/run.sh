@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Builds the examples for this machine, installing what they need where packages are missing (Debian), runs the small
+# ones, and ends with the table of 01_verify_decode. Arguments go to verify_decode: bash examples/run.sh --kept 1/8
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+source "$here/cmake/packages.sh"
+
+need "${library_packages[@]}" "${example_packages[@]}"
+build=$here/build/examples
+cmake -S "$here" -B "$build" -G Ninja "${launcher[@]}" -D CMAKE_BUILD_TYPE=Release -D VERKV_NATIVE=ON \
+    -D VERKV_BUILD_TESTS=OFF
+cmake --build "$build"
+
+for example in building_blocks own_scorer_and_sketch engine_loop; do
+    echo
+    echo "=== $example"
+    "$build/bin/$example"
+done
+echo
+echo "=== verify_decode"
+"$build/bin/verify_decode" "$@"

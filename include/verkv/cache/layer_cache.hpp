@@ -1,0 +1,572 @@
+// What an engine holds for one layer: the caches of many requests, and a verified decode step over them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "verkv/cache/config.hpp"
+#include "verkv/cache/detail/kv_head.hpp"
+#include "verkv/cache/detail/step.hpp"
+#include "verkv/certify/target.hpp"
+#include "verkv/core/concepts.hpp"
+#include "verkv/core/report.hpp"
+#include "verkv/cpu/executor.hpp"
+#include "verkv/plan/exact_weights.hpp"
+#include "verkv/plan/greedy.hpp"
+#include "verkv/sample/budget.hpp"
+#include "verkv/sample/inclusion.hpp"
+#include "verkv/sample/poisson.hpp"
+#include "verkv/score/importance.hpp"
+#include "verkv/store/row_pool.hpp"
+
+namespace verkv::inline v0 {
+
+/// One request's part of a decode step.
+template <class Q>
+struct decode_item {
+    request_id request;
+    rows<Q> queries;            ///< [query_heads, key_dim], rotated
+    std::span<float> output;    ///< [query_heads * value_dim]
+    std::span<float> lse = {};  ///< [query_heads], or empty
+};
+
+/// How compress() samples a prompt.
+struct compression {
+    budget kept = budget::fraction(1.0 / 16);  ///< resident rows of a KV head, fixed ones included
+    windows fixed = {};                        ///< sink and local tokens, resident by position
+};
+
+/// The cache of one layer: resident cells, host rows and staging of many requests, and the step that decodes with them.
+///
+/// A request goes: open, prefill (in any chunks), compress, then append and decode for each token; compress again
+/// whenever its tail has grown long, truncate, remove or shift to go back; release. Tokens that were appended are
+/// resident until the next compress. A request that was never prefilled needs no compress.
+///
+/// T: storage of rows. Sketch, Planner, Exact (which weights are exact), Target, Backend: the parts of the pipeline,
+/// see core/concepts.hpp. Not thread-safe; a step spreads over the backend's own threads. Results are the same bits for
+/// any number of threads, any chunking of the prompt and any other requests in the batch. A call that throws has
+/// changed nothing.
+template <storage T, class Sketch, class Planner = greedy<>, class Exact = exact_for_shortlist,
+          class Target = denominator, class Backend = cpu>
+requires sketch<Sketch, Backend, T> && planner<Planner, Backend> && target<Target>
+class layer_cache {
+public:
+    /// Takes all the memory a step will need. sketch is copied for each KV head of each request.
+    /// Throws invalid_argument for a configuration out of range.
+    layer_cache(const cache_config& config, const Sketch& sketch, const Backend& exec = {}, const Planner& planner = {},
+                const Exact& exact = {}, const Target& target = {})
+        : config_((validate(config), config)),
+          prototype_(sketch),
+          exec_(exec),
+          planner_(planner),
+          exact_(exact),
+          target_(target),
+          host_(config.host_rows, row_width(), "host row"),
+          device_(config.resident_rows, row_width(), "resident row"),
+          staging_(config.max_requests * config.shape.kv_heads * config.staging_rows, row_width(), "staging row"),
+          requests_(config.max_requests),
+          workspaces_(workers(exec)) {
+        for (auto& w : workspaces_) {
+            w.reserve(config.shape.group(), config.shape.key_dim, config.shape.value_dim, config.max_tokens, exact.size,
+                      config.staging_rows);
+        }
+        const std::size_t tasks = config.max_requests * config.shape.kv_heads;
+        report_.kv_heads = config.shape.kv_heads;
+        report_.query_heads = config.shape.query_heads;
+        report_.per_kv_head.reserve(tasks);
+        report_.per_query_head.reserve(config.max_requests * config.shape.query_heads);
+        errors_.reserve(tasks);
+    }
+
+    [[nodiscard]] const cache_config& config() const { return config_; }
+    [[nodiscard]] std::size_t free_host_rows() const { return host_.free_rows(); }
+    [[nodiscard]] std::size_t free_resident_rows() const { return device_.free_rows(); }
+
+    /// Starts a request; seed picks its uniforms. Throws out_of_capacity when max_requests are open.
+    [[nodiscard]] request_id open(std::uint64_t seed = 0) {
+        for (std::size_t slot = 0; slot < requests_.size(); ++slot) {
+            request& r = requests_[slot];
+            if (!r.open) {
+                prepare(r);
+                r.open = true;
+                r.seed = seed;
+                r.draws = 0;
+                return {static_cast<std::uint32_t>(slot), r.generation};
+            }
+        }
+        detail::raise<out_of_capacity>("all ", requests_.size(), " requests are open");
+    }
+
+    /// Ends a request: all its rows are free again, its id is void.
+    /// Throws invalid_argument for an id that is not open.
+    void release(request_id id) {
+        request& r = at(id);
+        for (auto& head : r.heads) {
+            host_.release(head.host);
+            device_.release(head.resident);
+            staging_.release(head.staging.rows());
+            head.clear();
+        }
+        r.positions.clear();
+        r.draw_positions.clear();
+        r.pending = 0;
+        r.open = false;
+        ++r.generation;
+    }
+
+    /// Adds tokens of a prompt: their rows go to host memory and wait for compress().
+    /// keys [m, kv_heads, key_dim], values [m, kv_heads, value_dim], positions [m] ascending, above all before.
+    /// O(m) copies. Throws invalid_argument for shapes, strides or positions that are wrong, out_of_capacity when host
+    /// rows or max_tokens do not suffice.
+    void prefill(request_id id, heads_view<T> keys, heads_view<T> values, std::span<const position_t> positions) {
+        request& r = at(id);
+        check_tokens(r, keys, values, positions);
+        host_.require(positions.size() * config_.shape.kv_heads);
+        for (std::size_t i = 0; i < positions.size(); ++i) {
+            for (std::size_t h = 0; h < r.heads.size(); ++h) {
+                r.heads[h].add_offloaded(write_host_row(keys.row(i, h), values.row(i, h)));
+            }
+            add_position(r, positions[i]);
+        }
+        r.pending += positions.size();
+    }
+
+    /// Adds tokens that were just generated: resident, and in host memory too.
+    /// Shapes and errors as prefill(); invalid_state when prefilled tokens wait for compress().
+    void append(request_id id, heads_view<T> keys, heads_view<T> values, std::span<const position_t> positions) {
+        request& r = at(id);
+        check_compressed(r);
+        check_tokens(r, keys, values, positions);
+        host_.require(positions.size() * config_.shape.kv_heads);
+        device_.require(positions.size() * config_.shape.kv_heads);
+        for (std::size_t i = 0; i < positions.size(); ++i) {
+            for (std::size_t h = 0; h < r.heads.size(); ++h) {
+                const row_id from = write_host_row(keys.row(i, h), values.row(i, h));
+                row_id to;
+                device_.allocate({&to, 1});
+                copy_row(device_.row(to), host_.row(from));
+                r.heads[h].add_resident(from, to);
+            }
+            add_position(r, positions[i]);
+        }
+    }
+
+    /// PoissonComp [VerKV Algorithm 1]: scores all tokens of a request, draws the sample that stays resident, and
+    /// sketches all keys. Called after prefill, and again from time to time for a long request: each call is a fresh,
+    /// independent draw. queries [m, query_heads, key_dim] and query_positions [m]: what the scorer may look at (may be
+    /// empty, if it needs none). O(n log n) a KV head beside the scorer. Resident rows of the whole request may exceed
+    /// the budget's expectation by chance (Poisson sampling): a few times sqrt(kept n) spare rows a KV head suffice.
+    /// Throws what the scorer and inclusion_probabilities() throw, out_of_capacity when the sample does not fit.
+    template <class Scorer>
+    requires scorer<Scorer, Backend, T>
+    void compress(request_id id, const Scorer& scorer, const compression& how, heads_view<T> queries = {},
+                  std::span<const position_t> query_positions = {}) {
+        request& r = at(id);
+        const std::size_t n = r.positions.size();
+        std::vector<rows<T>> keys;
+        std::vector<rows<T>> values;
+        for (const auto& head : r.heads) {
+            keys.push_back(host_.view(head.host, 0, config_.shape.key_dim));
+            values.push_back(host_.view(head.host, config_.shape.key_dim, config_.shape.value_dim));
+        }
+        if (queries.tokens == 0) {
+            queries.heads = config_.shape.query_heads;
+            queries.width = config_.shape.key_dim;
+        }
+        const prompt<T> seen{config_.shape, keys, values, r.positions, queries, query_positions};
+        validate(seen);
+        std::vector<draw> draws(r.heads.size());
+        in_parallel(r.heads.size(), [&](std::size_t h, std::size_t) {
+            draw& d = draws[h];
+            std::vector<float> importance(n);
+            scorer.score(exec_, seen, h, std::span<float>(importance));
+            to_importance(exec_, std::span<float>(importance));
+            d.r.resize(n);
+            inclusion_probabilities(exec_, importance, how.kept, how.fixed, d.r);
+            poisson_draw(exec_, d.r, r.positions, stream(r, h, r.draws), d.sample);
+        });
+        std::size_t needed = 0;
+        std::size_t held = 0;
+        for (std::size_t h = 0; h < r.heads.size(); ++h) {
+            needed += draws[h].sample.size();
+            held += r.heads[h].resident.size();
+        }
+        detail::check<out_of_capacity>(needed <= held + device_.free_rows(), "the sample of ", n, " tokens has ",
+                                       needed, " resident rows; the request holds ", held, " and ", device_.free_rows(),
+                                       " are free");
+        for (auto& head : r.heads) {
+            device_.release(head.resident);
+            head.staging.clear();
+        }
+        for (std::size_t h = 0; h < r.heads.size(); ++h) {
+            draws[h].rows.resize(draws[h].sample.size());
+            device_.allocate(draws[h].rows);
+        }
+        in_parallel(r.heads.size(), [&](std::size_t h, std::size_t) {
+            draw& d = draws[h];
+            auto& head = r.heads[h];
+            head.replace_residents(d.sample, d.rows, d.r);
+            for (std::size_t i = 0; i < d.sample.size(); ++i) {
+                copy_row(device_.row(d.rows[i]), host_.row(head.host[d.sample[i]]));
+            }
+            head.sketch.fit(exec_, keys[h]);
+            head.sketch.append(exec_, keys[h]);
+        });
+        r.draw_positions = r.positions;
+        r.pending = 0;
+        ++r.draws;
+    }
+
+    /// One verified decode step of many requests. Each token's own key and value were appended before.
+    /// Every query head's denominator is within epsilon of the exact one with probability at least 1 - delta, for a
+    /// query fixed before the draw and weights that the sketch has right [VerKV Theorem 2; docs/promise.md]. Query head
+    /// h reads KV head h / group(). A request without tokens: output 0, lse = -infinity. Reads, for each KV head, the
+    /// sketch, the resident rows, the shortlist's keys and the rows the plan fetches. Allocation-free. The report is
+    /// valid until the next call. Throws invalid_argument for shapes that are wrong, a request that is listed twice or
+    /// not open, a tolerance out of range; invalid_state when prefilled tokens wait for compress().
+    template <storage Q>
+    const step_report& decode(std::span<const decode_item<Q>> batch, tolerance promise = {}) {
+        validate(promise);
+        check_batch(batch);
+        const geometry& shape = config_.shape;
+        report_.per_kv_head.resize(batch.size() * shape.kv_heads);
+        report_.per_query_head.resize(batch.size() * shape.query_heads);
+        const std::size_t group = shape.group();
+        in_parallel(batch.size() * shape.kv_heads, [&](std::size_t task, std::size_t worker) {
+            const decode_item<Q>& item = batch[task / shape.kv_heads];
+            const std::size_t h = task % shape.kv_heads;
+            request& r = requests_[item.request.slot];
+            auto& w = workspaces_[worker];
+            for (std::size_t g = 0; g < group; ++g) {
+                const Q* from = item.queries[h * group + g];
+                for (std::size_t c = 0; c < shape.key_dim; ++c) {
+                    w.queries[g * shape.key_dim + c] = to_float(from[c]);
+                }
+            }
+            detail::step<T, Sketch, Planner, Exact, Target, Backend> s{
+                exec_,
+                planner_,
+                exact_,
+                target_,
+                promise,
+                shape.logit_scale(),
+                shape.key_dim,
+                shape.value_dim,
+                host_,
+                device_,
+                staging_,
+                r.heads[h],
+                r.draw_positions,
+                stream(r, h, r.draws - 1),
+                w,
+                report_.per_kv_head[task],
+                std::span(report_.per_query_head).subspan(task * group, group)};
+            const std::span<float> lse =
+                item.lse.empty() ? std::span<float>(w.lse).first(group) : item.lse.subspan(h * group, group);
+            s.run({item.output.data() + h * group * shape.value_dim, group, shape.value_dim,
+                   static_cast<std::ptrdiff_t>(shape.value_dim)},
+                  lse);
+        });
+        return report_;
+    }
+
+    /// Removes the tokens at positions first ... last-1 and frees their rows; returns how many there were. Other tokens
+    /// keep their positions, probabilities and sketch estimates (a sketch that cannot erase is rebuilt). O(n). Throws
+    /// invalid_argument for a request that is not open.
+    std::size_t remove(request_id id, position_t first, position_t last) {
+        request& r = at(id);
+        const auto begin = std::lower_bound(r.positions.begin(), r.positions.end(), first);
+        const auto end = std::lower_bound(begin, r.positions.end(), (std::max)(first, last));
+        const auto from = static_cast<std::size_t>(begin - r.positions.begin());
+        const auto to = static_cast<std::size_t>(end - r.positions.begin());
+        if (from == to) {
+            return 0;
+        }
+        const std::size_t n = r.positions.size();
+        for (auto& head : r.heads) {
+            host_.release(std::span<const row_id>(head.host).subspan(from, to - from));
+            for (std::size_t i = from; i < to; ++i) {
+                if (head.slot[i] != head.offloaded) {
+                    device_.release({&head.resident[head.slot[i]], 1});
+                }
+            }
+            const std::size_t sketched = head.sketch.size();
+            head.erase(from, to);
+            forget_sketched(head, (std::min)(from, sketched), (std::min)(to, sketched), sketched);
+        }
+        // Pending tokens are the last ones.
+        const std::size_t compressed = n - r.pending;
+        r.pending -= to > compressed ? to - (std::max)(from, compressed) : 0;
+        r.positions.erase(begin, end);
+        const auto drawn = [&](std::size_t i) {
+            return static_cast<std::ptrdiff_t>((std::min)(i, r.draw_positions.size()));
+        };
+        r.draw_positions.erase(r.draw_positions.begin() + drawn(from), r.draw_positions.begin() + drawn(to));
+        return to - from;
+    }
+
+    /// Removes every token at this position or behind: a rollback. As remove().
+    std::size_t truncate(request_id id, position_t position) {
+        return remove(id, position, (std::numeric_limits<position_t>::max)());
+    }
+
+    /// Adds delta to the positions first ... last-1. Keys stay as they are: right for keys that carry no position, or
+    /// when the caller passes `rotate`, called as rotate(std::span<T> key, delta) for every row of those tokens, host
+    /// and resident, which turns a rotated key into that of its new position. Sketches are then rebuilt. O(n). Throws
+    /// invalid_argument when positions would be negative, meet or change their order.
+    template <class Rotate = std::nullptr_t>
+    void shift(request_id id, position_t first, position_t last, position_t delta, Rotate rotate = nullptr) {
+        request& r = at(id);
+        auto& p = r.positions;
+        const auto from = static_cast<std::size_t>(std::lower_bound(p.begin(), p.end(), first) - p.begin());
+        const auto to =
+            static_cast<std::size_t>(std::lower_bound(p.begin(), p.end(), (std::max)(first, last)) - p.begin());
+        if (from == to || delta == 0) {
+            return;
+        }
+        const std::int64_t low = static_cast<std::int64_t>(p[from]) + delta;
+        const std::int64_t high = static_cast<std::int64_t>(p[to - 1]) + delta;
+        const std::int64_t below = from > 0 ? p[from - 1] : -1;
+        const std::int64_t above = to < p.size() ? p[to] : std::int64_t{(std::numeric_limits<position_t>::max)()} + 1;
+        detail::check(low > below && high < above, "shifting positions ", p[from], " to ", p[to - 1], " by ", delta,
+                      " leaves the room between ", below, " and ", above);
+        for (std::size_t i = from; i < to; ++i) {
+            p[i] += delta;
+        }
+        if constexpr (!std::is_same_v<Rotate, std::nullptr_t>) {
+            for (auto& head : r.heads) {
+                for (std::size_t i = from; i < to; ++i) {
+                    rotate(std::span<T>(host_.row(head.host[i]), config_.shape.key_dim), delta);
+                    if (head.slot[i] != head.offloaded) {
+                        copy_row(device_.row(head.resident[head.slot[i]]), host_.row(head.host[i]));
+                    }
+                }
+                head.staging.clear();
+                if (const std::size_t sketched = head.sketch.size(); sketched > from) {
+                    rebuild(head, sketched);
+                }
+            }
+        }
+    }
+
+    /// Positions of a request's tokens, ascending.
+    [[nodiscard]] std::span<const position_t> positions(request_id id) const { return at(id).positions; }
+
+    /// Whether a token (by index) is resident for a KV head.
+    [[nodiscard]] bool resident(request_id id, std::size_t kv_head, token_index token) const {
+        const auto& head = head_at(id, kv_head, token);
+        return head.slot[token] != head.offloaded;
+    }
+
+    /// Inclusion probability r of a token (by index) for a KV head; 1 for tokens appended since the last draw.
+    [[nodiscard]] float probability(request_id id, std::size_t kv_head, token_index token) const {
+        return head_at(id, kv_head, token).probability[token];
+    }
+
+    /// Key and value of a token (by index) in host memory, key_dim and value_dim elements.
+    [[nodiscard]] std::span<const T> host_row(request_id id, std::size_t kv_head, token_index token) const {
+        return {host_.row(head_at(id, kv_head, token).host[token]), row_width()};
+    }
+
+    /// Rows that are staged for a KV head.
+    [[nodiscard]] std::size_t staged_rows(request_id id, std::size_t kv_head) const {
+        return head_at(id, kv_head).staging.size();
+    }
+
+    /// Forgets the rows staged for a request; the next step reads what it needs anew.
+    void release_staging(request_id id) {
+        for (auto& head : at(id).heads) {
+            head.staging.clear();
+        }
+    }
+
+    /// The sketch of a KV head.
+    [[nodiscard]] const Sketch& sketch_of(request_id id, std::size_t kv_head) const {
+        return head_at(id, kv_head).sketch;
+    }
+
+private:
+    struct request {
+        bool open = false;
+        std::uint32_t generation = 0;
+        std::uint64_t seed = 0;
+        std::uint32_t draws = 0;
+        std::size_t pending = 0;  // prefilled tokens that wait for compress(): the last ones
+        std::vector<position_t> positions;
+        std::vector<position_t> draw_positions;  // positions at the draw; tokens appended later have none
+        std::vector<detail::kv_head<Sketch>> heads;
+    };
+
+    struct draw {
+        std::vector<float> r;
+        std::vector<token_index> sample;
+        std::vector<row_id> rows;
+    };
+
+    [[nodiscard]] std::size_t row_width() const { return config_.shape.key_dim + config_.shape.value_dim; }
+
+    void copy_row(T* to, const T* from) const { std::memcpy(static_cast<void*>(to), from, row_width() * sizeof(T)); }
+
+    row_id write_host_row(const T* key, const T* value) {
+        row_id id;
+        host_.allocate({&id, 1});
+        T* row = host_.row(id);
+        std::memcpy(static_cast<void*>(row), key, config_.shape.key_dim * sizeof(T));
+        std::memcpy(static_cast<void*>(row + config_.shape.key_dim), value, config_.shape.value_dim * sizeof(T));
+        return id;
+    }
+
+    [[nodiscard]] request& at(request_id id) {
+        return const_cast<request&>(static_cast<const layer_cache&>(*this).at(id));
+    }
+    [[nodiscard]] const request& at(request_id id) const {
+        detail::check(
+            id.slot < requests_.size() && requests_[id.slot].open && requests_[id.slot].generation == id.generation,
+            "request ", id.slot, " of generation ", id.generation, " is not open");
+        return requests_[id.slot];
+    }
+
+    [[nodiscard]] const detail::kv_head<Sketch>& head_at(request_id id, std::size_t kv_head,
+                                                         token_index token = 0) const {
+        const request& r = at(id);
+        detail::check(kv_head < r.heads.size(), "KV head ", kv_head, " of ", r.heads.size());
+        detail::check(token == 0 || token < r.positions.size(), "token ", token, " of ", r.positions.size());
+        return r.heads[kv_head];
+    }
+
+    [[nodiscard]] uniform_stream stream(const request& r, std::size_t kv_head, std::uint32_t which) const {
+        return {r.seed, config_.layer, static_cast<std::uint32_t>(kv_head), which};
+    }
+
+    /// First use of a slot takes its memory, later ones reuse it.
+    void prepare(request& r) {
+        if (r.heads.empty()) {
+            r.heads.reserve(config_.shape.kv_heads);
+            for (std::size_t h = 0; h < config_.shape.kv_heads; ++h) {
+                r.heads.emplace_back(prototype_).reserve(config_.max_tokens);
+            }
+            r.positions.reserve(config_.max_tokens);
+            r.draw_positions.reserve(config_.max_tokens);
+        }
+        std::vector<row_id> rows(config_.staging_rows);
+        for (auto& head : r.heads) {
+            staging_.allocate(rows);
+            head.staging.open(rows, config_.max_tokens);
+            head.sketch = prototype_;
+        }
+    }
+
+    static void add_position(request& r, position_t p) { r.positions.push_back(p); }
+
+    void check_tokens(const request& r, const heads_view<T>& keys, const heads_view<T>& values,
+                      std::span<const position_t> positions) const {
+        const geometry& g = config_.shape;
+        detail::check(keys.tokens == positions.size() && values.tokens == positions.size(), keys.tokens, " keys and ",
+                      values.tokens, " values come with ", positions.size(), " positions");
+        if (positions.empty()) {
+            return;
+        }
+        detail::check(keys.heads == g.kv_heads && values.heads == g.kv_heads, "keys of ", keys.heads, " and values of ",
+                      values.heads, " heads; the layer has ", g.kv_heads, " KV heads");
+        detail::check(keys.width == g.key_dim && values.width == g.value_dim, "keys of ", keys.width, " and values of ",
+                      values.width, " channels; the layer has ", g.key_dim, " and ", g.value_dim);
+        validate(keys, "keys");
+        validate(values, "values");
+        position_t last = r.positions.empty() ? -1 : r.positions.back();
+        for (const position_t p : positions) {
+            detail::check(p > last, "position ", p, " does not come after ", last);
+            last = p;
+        }
+        detail::check<out_of_capacity>(r.positions.size() + positions.size() <= config_.max_tokens,
+                                       "the request holds ", r.positions.size(), " tokens and gets ", positions.size(),
+                                       " more; max_tokens is ", config_.max_tokens);
+    }
+
+    static void check_compressed(const request& r) {
+        detail::check<invalid_state>(r.pending == 0, r.pending, " prefilled tokens wait for compress()");
+    }
+
+    template <class Q>
+    void check_batch(std::span<const decode_item<Q>> batch) const {
+        const geometry& g = config_.shape;
+        detail::check(batch.size() <= requests_.size(), "a batch of ", batch.size(), " for ", requests_.size(),
+                      " requests");
+        for (std::size_t i = 0; i < batch.size(); ++i) {
+            const decode_item<Q>& item = batch[i];
+            check_compressed(at(item.request));
+            detail::check(
+                item.queries.data != nullptr && item.queries.count == g.query_heads && item.queries.width == g.key_dim,
+                "item ", i, " has queries [", item.queries.count, ", ", item.queries.width, "]; the layer takes [",
+                g.query_heads, ", ", g.key_dim, "]");
+            detail::check(item.output.size() == g.query_heads * g.value_dim, "item ", i, " has an output of ",
+                          item.output.size(), " channels; the layer writes ", g.query_heads * g.value_dim);
+            detail::check(item.lse.empty() || item.lse.size() == g.query_heads, "item ", i, " has room for ",
+                          item.lse.size(), " lse; the layer writes ", g.query_heads);
+            for (std::size_t j = 0; j < i; ++j) {
+                detail::check(batch[j].request != item.request, "items ", j, " and ", i, " are of the same request");
+            }
+        }
+    }
+
+    /// Tasks with their exceptions carried to the caller: that of the lowest index.
+    template <class F>
+    void in_parallel(std::size_t count, F&& f) {
+        errors_.assign(count, nullptr);
+        for_each_task(exec_, count, [&](std::size_t i, std::size_t worker) {
+#if defined(__cpp_exceptions)
+            try {
+                f(i, worker);
+            } catch (...) {
+                errors_[i] = std::current_exception();
+            }
+#else
+            f(i, worker);
+#endif
+        });
+        for (const std::exception_ptr& e : errors_) {
+            if (e) {
+                std::rethrow_exception(e);
+            }
+        }
+    }
+
+    /// The keys in host memory are those that remain: erases tokens of the sketch, or builds it again.
+    void forget_sketched(detail::kv_head<Sketch>& head, std::size_t first, std::size_t last, std::size_t sketched) {
+        if (first == last) {
+            return;
+        }
+        if constexpr (erasable_sketch<Sketch>) {
+            head.sketch.erase(first, last);
+        } else {
+            rebuild(head, sketched - (last - first));
+        }
+    }
+
+    void rebuild(detail::kv_head<Sketch>& head, std::size_t tokens) {
+        const rows<T> keys = host_.view(std::span<const row_id>(head.host).first(tokens), 0, config_.shape.key_dim);
+        head.sketch.fit(exec_, keys);
+        head.sketch.append(exec_, keys);
+    }
+
+    cache_config config_;
+    Sketch prototype_;
+    Backend exec_;
+    Planner planner_;
+    Exact exact_;
+    Target target_;
+    row_pool<T> host_;
+    row_pool<T> device_;
+    row_pool<T> staging_;
+    std::vector<request> requests_;
+    std::vector<detail::step_workspace<Planner>> workspaces_;
+    std::vector<std::exception_ptr> errors_;
+    step_report report_;
+};
+
+}  // namespace verkv::inline v0

@@ -1,0 +1,75 @@
+// Logits to weights for a whole decision, and the shortlist score, on the CPU.
+#pragma once
+
+#include <cmath>
+#include <span>
+
+#include "verkv/core/views.hpp"
+#include "verkv/cpu/executor.hpp"
+#include "verkv/cpu/softmax_sum.hpp"
+
+namespace verkv::inline v0 {
+namespace detail {
+inline namespace VERKV_LANES_NAMESPACE {
+
+/// Sum of floats: lanes over blocks of 1024, blocks in double. Relative error of positive terms at most (1024/lanes +
+/// 6) u.
+inline double sum_of(std::span<const float> x) {
+    constexpr std::size_t block = 1024;
+    double total = 0;
+    for (std::size_t first = 0; first < x.size(); first += block) {
+        const std::size_t last = smaller(first + block, x.size());
+        lanes sums{};
+        std::size_t i = first;
+        for (; i + lane_count <= last; i += lane_count) {
+            sums += load(x.data() + i);
+        }
+        if (i < last) {
+            sums += load_first(x.data() + i, last - i);
+        }
+        total += static_cast<double>(sum(sums));
+    }
+    return total;
+}
+
+/// score[i] = max_g weight[g][i] * factor[g] where odds[i] > 0, -infinity elsewhere.
+inline void largest_share(const matrix_view<float>& weight, std::span<const float> factor, std::span<const float> odds,
+                          std::span<float> score) {
+    const std::size_t n = score.size();
+    const lanes outside = broadcast(-std::numeric_limits<float>::infinity());
+    for (std::size_t i = 0; i < n; i += lane_count) {
+        const std::size_t count = smaller(lane_count, n - i);
+        const bool whole = count == lane_count;
+        lanes top = outside;
+        for (std::size_t g = 0; g < weight.rows; ++g) {
+            const float* w = weight.row(g).data() + i;
+            top = larger_of((whole ? load(w) : load_first(w, count)) * factor[g], top);
+        }
+        const lanes o = whole ? load(odds.data() + i) : load_first(odds.data() + i, count);
+        top = select(lanes_cast<int_lanes>(o > 0.0f), top, outside);
+        if (whole) {
+            store(score.data() + i, top);
+        } else {
+            float part[lane_count];
+            store(part, top);
+            for (std::size_t j = 0; j < count; ++j) {
+                score[i + j] = part[j];
+            }
+        }
+    }
+}
+
+}  // namespace VERKV_LANES_NAMESPACE
+}  // namespace detail
+
+/// Turns logits into weights relative to the largest: x_i becomes e^{x_i - m}, m = max x, and m is returned.
+/// No logits, or all of them -infinity: they become 0 and m is 0. NaN stays NaN.
+/// O(n), in float: error of a weight at most 2 units in the last place beyond that of x_i - m.
+inline float weigh(const cpu&, std::span<float> logits) {
+    const float top = detail::largest_of(logits);
+    const float shift = top == -std::numeric_limits<float>::infinity() ? 0.0f : top;
+    detail::exponentiate(logits, shift);
+    return shift;
+}
+
+}  // namespace verkv::inline v0

@@ -1,0 +1,69 @@
+// The k largest of n: the shortlist.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "verkv/core/views.hpp"
+#include "verkv/cpu/executor.hpp"
+#include "verkv/cpu/softmax_sum.hpp"
+
+namespace verkv::inline v0 {
+
+/// Memory of top_k().
+struct top_k_workspace {
+    std::vector<float> tops;
+    std::vector<token_index> candidates;
+
+    /// Makes top_k() over up to n scores allocation-free.
+    void reserve(std::size_t n) {
+        tops.reserve(n + 1);
+        candidates.reserve(n);
+    }
+};
+
+/// Indices of the k largest scores, ascending; ties go to the lower index. Scores of -infinity or NaN are never chosen,
+/// so fewer than k may come back. score [n]; out is overwritten. O(n) expected: the k-th largest of block maxima is a
+/// bound that few scores pass. Reads the scores at most twice; allocation-free after reserve() if out has room for k.
+inline void top_k(const cpu&, std::span<const float> score, std::size_t k, top_k_workspace& w,
+                  std::vector<token_index>& out) {
+    constexpr float outside = -std::numeric_limits<float>::infinity();
+    out.clear();
+    w.candidates.clear();
+    if (k == 0) {
+        return;
+    }
+    const std::size_t n = score.size();
+    const std::size_t block = smaller<std::size_t>(64, n / (2 * smaller(k, n + 1)) + 1);
+    float bound = outside;
+    if (n > 2 * k) {
+        w.tops.clear();
+        for (std::size_t first = 0; first < n; first += block) {
+            w.tops.push_back(detail::largest_of(score.subspan(first, smaller(block, n - first))));
+        }
+        if (w.tops.size() > k) {
+            const auto kth = w.tops.begin() + static_cast<std::ptrdiff_t>(k - 1);
+            std::nth_element(w.tops.begin(), kth, w.tops.end(), [](float a, float b) { return a > b; });
+            bound = *kth;
+        }
+    }
+    w.candidates.resize(n);
+    std::size_t found = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+        w.candidates[found] = static_cast<token_index>(i);
+        found += static_cast<std::size_t>(score[i] >= bound) & static_cast<std::size_t>(score[i] > outside);
+    }
+    w.candidates.resize(found);
+    if (found > k) {
+        std::nth_element(
+            w.candidates.begin(), w.candidates.begin() + static_cast<std::ptrdiff_t>(k), w.candidates.end(),
+            [&](token_index a, token_index b) { return score[a] != score[b] ? score[a] > score[b] : a < b; });
+        w.candidates.resize(k);
+        std::sort(w.candidates.begin(), w.candidates.end());
+    }
+    out.assign(w.candidates.begin(), w.candidates.end());
+}
+
+}  // namespace verkv::inline v0

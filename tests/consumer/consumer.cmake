@@ -1,0 +1,32 @@
+# One consumer: configures SOURCE in BUILD with the arguments after "--", builds it and runs its tests.
+# REFUSAL not empty: the configuration has to fail with a message that matches it.
+cmake_minimum_required(VERSION 3.25)
+set(arguments "")
+set(seen OFF)
+math(EXPR last "${CMAKE_ARGC} - 1")
+foreach(k RANGE ${last})
+    if(seen)
+        list(APPEND arguments "${CMAKE_ARGV${k}}")
+    elseif(CMAKE_ARGV${k} STREQUAL "--")
+        set(seen ON)
+    endif()
+endforeach()
+
+# What an earlier run found must not hide what is missing now.
+file(REMOVE "${BUILD}/CMakeCache.txt")
+execute_process(COMMAND "${CMAKE_COMMAND}" -S "${SOURCE}" -B "${BUILD}" -G "${GENERATOR}" ${arguments}
+                RESULT_VARIABLE result OUTPUT_VARIABLE text ERROR_VARIABLE text)
+if(REFUSAL)
+    string(REGEX REPLACE "[ \n]+" " " text "${text}")
+    if(result EQUAL 0)
+        message(FATAL_ERROR "this has to be refused, and is not:\n${text}")
+    elseif(NOT text MATCHES "${REFUSAL}")
+        message(FATAL_ERROR "refused, but the message does not match \"${REFUSAL}\":\n${text}")
+    endif()
+    return()
+endif()
+if(NOT result EQUAL 0)
+    message(FATAL_ERROR "${text}")
+endif()
+execute_process(COMMAND "${CMAKE_COMMAND}" --build "${BUILD}" COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND "${CMAKE_CTEST_COMMAND}" --test-dir "${BUILD}" --output-on-failure COMMAND_ERROR_IS_FATAL ANY)

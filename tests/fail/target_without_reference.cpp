@@ -1,0 +1,16 @@
+// expect: target.*same_as
+#include "verkv/core/concepts.hpp"
+
+struct model {
+#ifdef VERKV_MUST_FAIL
+    std::span<const float> masses(std::span<const float> weight, std::span<const float>, double) const {
+        return weight;
+    }
+#else
+    verkv::masses_view masses(std::span<const float> weight, std::span<const float> odds, double total) const {
+        return {weight, odds, total};
+    }
+#endif
+};
+
+static_assert(verkv::target<model>);

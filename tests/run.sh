@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Builds and runs all tests; installs what they need where packages are missing (Debian).
+#     bash tests/run.sh            everything: with sanitizers, clang, lint, consumers, each benchmark once
+#     bash tests/run.sh --quick    only whether the library's results are right
+# The last lines are ctest's summary; the exit code is 0 when every part passed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source cmake/packages.sh
+
+quick=
+case "${1-}" in
+    "") ;;
+    --quick) quick=1 ;;
+    *)
+        echo "usage: bash tests/run.sh [--quick]" >&2
+        exit 2
+        ;;
+esac
+
+results='^(unit|typed|property|golden|parity)$'
+run_tests() { ctest --test-dir "$1" --parallel "$(nproc)" --output-on-failure --no-label-summary "${@:2}"; }
+
+failed=()
+part() {
+    echo
+    echo "=== $1"
+    "${@:2}" || failed+=("$1")
+}
+
+need "${library_packages[@]}" "${example_packages[@]}" "${test_packages[@]}"
+
+if [[ $quick ]]; then
+    cmake --preset release "${launcher[@]}" -D VERKV_WERROR=ON
+    cmake --build build/release --target verkv_tests
+    run_tests build/release -L "$results"
+    exit
+fi
+
+# Warnings are errors; a part that does not build does not keep the others from being tested.
+cmake --preset release "${launcher[@]}" -D VERKV_WERROR=ON -D VERKV_BUILD_BENCHMARKS=ON
+part "build" cmake --build build/release -- -k 0
+
+# With sanitizers, and for this machine's instruction set: build/release has the plain one.
+cmake --preset debug -B build/sanitize "${launcher[@]}" -D VERKV_NATIVE=ON -D VERKV_BUILD_EXAMPLES=OFF
+part "build with sanitizers" cmake --build build/sanitize --target verkv_sanitized -- -k 0
+part "tests with sanitizers" run_tests build/sanitize -L '^(unit|typed)$'
+
+part "tests" run_tests build/release
+if ((${#failed[@]})); then
+    printf 'FAILED: %s\n' "${failed[@]}"
+    exit 1
+fi

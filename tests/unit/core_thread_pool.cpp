@@ -1,0 +1,118 @@
+#include "verkv/cpu/thread_pool.hpp"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "support/catch.hpp"
+
+namespace {
+
+/// An engine's own executor: one thread after the other, last index first.
+class backwards final : public verkv::executor {
+public:
+    [[nodiscard]] std::size_t workers() const noexcept override { return 3; }
+    void run(std::size_t tasks, void (*task)(void*, std::size_t, std::size_t), void* context) override {
+        for (std::size_t k = tasks; k-- > 0;) {
+            task(context, k, k % 3);
+        }
+    }
+};
+
+}  // namespace
+
+TEST_CASE("core: a pool runs every index once, in many rounds") {
+    for (const std::size_t threads : {1u, 2u, 3u, 8u}) {
+        verkv::thread_pool pool(threads);
+        REQUIRE(pool.workers() == threads);
+        const verkv::cpu exec{&pool};
+        CHECK(verkv::workers(exec) == threads);
+        std::size_t wrong = 0;
+        for (std::size_t round = 0; round < 400; ++round) {
+            const std::size_t tasks = round % 37;
+            // Plain counts: an index that two threads ran, or that run() did not wait for, is a race as well.
+            std::vector<int> times(tasks, 0);
+            std::atomic<std::size_t> worker_out_of_range{0};
+            verkv::for_each_task(exec, tasks, [&](std::size_t index, std::size_t worker) {
+                ++times[index];
+                worker_out_of_range += worker >= threads;
+            });
+            for (const int t : times) {
+                wrong += t != 1;
+            }
+            wrong += worker_out_of_range;
+        }
+        CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("core: tasks that run at once have different workers") {
+    verkv::thread_pool pool(4);
+    std::vector<std::atomic<int>> busy(pool.workers());
+    std::atomic<int> clashes{0};
+    for (int round = 0; round < 50; ++round) {
+        verkv::for_each_task(verkv::cpu{&pool}, 64, [&](std::size_t, std::size_t worker) {
+            clashes += busy[worker].fetch_add(1) != 0;
+            std::this_thread::yield();
+            busy[worker].fetch_sub(1);
+        });
+    }
+    CHECK(clashes == 0);
+}
+
+TEST_CASE("core: the calling thread works along, and sees what the others wrote") {
+    verkv::thread_pool pool(2);
+    std::vector<std::size_t> squares(1000);
+    std::vector<std::thread::id> who(2);
+    for (int round = 0; round < 20; ++round) {
+        std::fill(squares.begin(), squares.end(), std::size_t{0});
+        verkv::for_each_task(verkv::cpu{&pool}, squares.size(), [&](std::size_t index, std::size_t worker) {
+            squares[index] = index * index;
+            who[worker] = std::this_thread::get_id();
+        });
+        std::size_t wrong = 0;
+        for (std::size_t k = 0; k < squares.size(); ++k) {
+            wrong += squares[k] != k * k;
+        }
+        REQUIRE(wrong == 0);
+    }
+    if (who[0] != std::thread::id{}) {  // the others may have been quicker
+        CHECK(who[0] == std::this_thread::get_id());
+    }
+    CHECK(who[1] != std::this_thread::get_id());
+}
+
+TEST_CASE("core: without an executor tasks run in order on the caller's thread") {
+    std::vector<std::size_t> order;
+    verkv::for_each_task(verkv::cpu{}, 5, [&](std::size_t index, std::size_t worker) {
+        CHECK(worker == 0);
+        order.push_back(index);
+    });
+    CHECK(order == std::vector<std::size_t>{0, 1, 2, 3, 4});
+    CHECK(verkv::workers(verkv::cpu{}) == 1);
+    verkv::for_each_task(verkv::cpu{}, 0, [](std::size_t, std::size_t) { FAIL("there are no tasks"); });
+}
+
+TEST_CASE("core: an engine's own executor takes the tasks") {
+    backwards own;
+    const verkv::cpu exec{&own};
+    CHECK(verkv::workers(exec) == 3);
+    std::vector<std::size_t> order;
+    const auto note = [&order](std::size_t index, std::size_t worker) {
+        CHECK(worker == index % 3);
+        order.push_back(index);
+    };
+    verkv::for_each_task(exec, 4, note);  // a const function object
+    CHECK(order == std::vector<std::size_t>{3, 2, 1, 0});
+}
+
+TEST_CASE("core: a pool of no stated size has the hardware's, and one that never worked goes away") {
+    const verkv::thread_pool pool;
+    CHECK(pool.workers() >= 1);
+    for (int k = 0; k < 50; ++k) {
+        const verkv::thread_pool idle(3);
+    }
+}

@@ -1,0 +1,172 @@
+// Arguments, tables and plots of the example programs.
+#include <cmath>
+#include <cstddef>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/arguments.hpp"
+#include "common/plot.hpp"
+#include "common/table.hpp"
+#include "support/catch.hpp"
+#include "support/temporary_folder.hpp"
+
+namespace {
+
+TEST_CASE("examples: fractions and numbers are parsed whole or not at all") {
+    CHECK(example::parse_fraction("1/16") == 0.0625);
+    CHECK(example::parse_fraction("0.0625") == 0.0625);
+    CHECK(example::parse_fraction("1e-2") == 0.01);
+    CHECK(example::parse_fraction("-3/4") == -0.75);
+    for (const char* text : {"", "/", "1/", "/2", "1/0", "0/0", "1/2/3", "nan", "inf", "1/inf", "0.1x", " 1", "1 ",
+                             "0x10", "1,5", "1e999", "six"}) {
+        INFO(text);
+        CHECK(!example::parse_fraction(text));
+    }
+    CHECK(example::split_list("a,,b") == std::vector<std::string>{"a", "", "b"});
+    CHECK(example::split_list("") == std::vector<std::string>{""});
+}
+
+struct options {
+    double kept = 1.0 / 16;
+    std::vector<double> epsilon = {0.01, 0.05};
+    std::vector<std::string> plan = {"greedy"};
+
+    std::string parse(const std::vector<std::string>& arguments) {
+        CLI::App app("test", "test");
+        example::add_fraction(app, "--kept", kept, {0, 1, false, true}, "share kept", "1/16");
+        example::add_numbers(app, "--epsilon", epsilon, {0, std::numeric_limits<double>::infinity()}, "tolerance");
+        example::add_names(app, "--plan", plan, {"greedy", "never"}, "planner");
+        try {
+            app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+        } catch (const CLI::CallForHelp&) {
+            return app.help();
+        } catch (const CLI::ParseError& e) {
+            return e.what();
+        }
+        return "";
+    }
+};
+
+TEST_CASE("examples: options take fractions and lists, and say what is wrong") {
+    options o;
+    CHECK(o.parse({}).empty());
+    CHECK(o.kept == 0.0625);
+    CHECK(o.epsilon == std::vector<double>{0.01, 0.05});
+    CHECK(o.parse({"--kept", "1/8", "--epsilon", "0.3,1/100", "--plan", "never,greedy"}).empty());
+    CHECK(o.kept == 0.125);
+    CHECK(o.epsilon == std::vector<double>{0.3, 0.01});
+    CHECK(o.plan == std::vector<std::string>{"never", "greedy"});
+    CHECK(o.parse({"--kept", "1"}).empty());
+
+    CHECK(o.parse({"--kept", "0"}) == "--kept: 0 is out of range; it must be in (0, 1]");
+    CHECK(o.parse({"--kept", "17/16"}) == "--kept: 17/16 is out of range; it must be in (0, 1]");
+    CHECK(o.parse({"--kept", "some"}) == "--kept: \"some\" is no number; write 0.0625 or 1/16");
+    CHECK(o.parse({"--epsilon", "0.1,-1"}) == "--epsilon: -1 is out of range; it must be above 0");
+    CHECK(o.parse({"--epsilon", "0.1,,1"}) == "--epsilon: \"\" is no number; write 0.0625 or 1/16");
+    CHECK(o.parse({"--epsilon", "0.1,1/10"}) == "--epsilon: 1/10 occurs twice");
+    CHECK(o.parse({"--plan", "greed"}) == "--plan: \"greed\" is not known; choose from greedy, never");
+    CHECK(o.parse({"--plan", "greedy,greedy"}) == "--plan: greedy occurs twice");
+    CHECK(!o.parse({"--plan"}).empty());
+    CHECK(o.plan == std::vector<std::string>{"never", "greedy"});
+
+    const std::string help = options{}.parse({"--help"});
+    for (const char* part : {"1/16", "0.01,0.05", "any of greedy, never"}) {
+        INFO(help);
+        CHECK(help.find(part) != std::string::npos);
+    }
+}
+
+TEST_CASE("examples: tables align their columns") {
+    example::table t({{"name", example::alignment::left}, {"ε"}, {"rows read\nper head"}});
+    t.add({"exact", example::number_text(0.05, 2), example::percent_text(0.0451, 1)});
+    t.add_rule();
+    t.add({"RoPE pairs", example::number_text(0.3, 2), example::percent_text(std::nan(""), 1)});
+    t.add({"δ"});
+    CHECK(t.text() ==
+          "                  rows read\n"
+          "name           ε   per head\n"
+          "---------------------------\n"
+          "exact       0.05      4.5 %\n"
+          "---------------------------\n"
+          "RoPE pairs  0.30          -\n"
+          "δ\n");
+    CHECK(example::table({}).text() == "\n\n");
+}
+
+TEST_CASE("examples: progress writes plain lines, and few, where there is no terminal") {
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::tmpfile(), &std::fclose);
+    REQUIRE(file);
+    {
+        example::progress p("steps", 1000, file.get());
+        for (std::size_t i = 0; i < 1000; ++i) {
+            p.update(i);
+        }
+    }
+    CHECK(std::ftell(file.get()) < 40);
+}
+
+std::size_t occurrences(const std::string& text, const std::string& part) {
+    std::size_t count = 0;
+    for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+        ++count;
+    }
+    return count;
+}
+
+TEST_CASE("examples: a plot shows every point and survives odd data") {
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    example::plot_figure f;
+    f.title = "a < b & \"c\"";
+    example::plot_panel p;
+    p.x = {"ε", true, false, {}, {}, {0.01, 0.05, 0.0501, 0.3}};
+    p.y.percent = true;
+    p.series = {{"one", {0.01, 0.05, 0.3}, {0.2, nan, 0.1}}, {"two", {0.01, 0.05, 0.3}, {0.1, 0.1, 0.1}}};
+    p.references = {{0.1, "δ"}};
+    f.panels = {p, p};
+    const std::string svg = example::svg_text(f);
+    CHECK(svg.find("a &lt; b &amp; &quot;c&quot;") != std::string::npos);
+    CHECK(occurrences(svg, "<title>one: ") == 4);
+    CHECK(occurrences(svg, "<title>two: ") == 6);
+    CHECK(occurrences(svg, ">one</text>") == 1);   // one legend for both panels
+    CHECK(occurrences(svg, ">0.05</text>") == 2);  // 0.0501 would overlap it
+    CHECK(occurrences(svg, ">0.0501</text>") == 0);
+    CHECK(occurrences(svg, ">δ</text>") == 2);
+    CHECK(svg.find("nan") == std::string::npos);
+
+    for (const bool logarithmic : {false, true}) {
+        for (const std::vector<double>& values :
+             std::vector<std::vector<double>>{{},
+                                              {nan},
+                                              {0},
+                                              {1},
+                                              {-1, -1},
+                                              {0, 0},
+                                              {1e-300, 1e300},
+                                              {-1e300, 1e300},
+                                              {0, 1e-320},
+                                              {std::numeric_limits<double>::infinity()},
+                                              {5, 5.000000001}}) {
+            example::plot_panel odd;
+            odd.x.logarithmic = odd.y.logarithmic = logarithmic;
+            odd.series = {{"odd", values, values}};
+            const std::string text = example::svg_text({"", {odd}});
+            CHECK(text.size() < 100'000);
+            CHECK(occurrences(text, "nan") + occurrences(text, "\"inf") == 0);
+        }
+    }
+    CHECK(example::svg_text({}).find("</svg>") != std::string::npos);
+
+    const test_support::temporary_folder folder;
+    example::write_svg(f, folder / "plot.svg");
+    std::ifstream in(folder / "plot.svg");
+    CHECK(std::string(std::istreambuf_iterator<char>(in), {}) == svg);
+    CHECK_THROWS_AS(example::write_svg(f, folder / "nowhere" / "plot.svg"), example::file_error);
+}
+
+}  // namespace

@@ -1,6 +1,8 @@
 #include "verkv/cpu/thread_pool.hpp"
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -61,6 +63,26 @@ TEST_CASE("core: tasks that run at once have different workers") {
         });
     }
     CHECK(clashes == 0);
+}
+
+TEST_CASE("core: run() returns when the slowest thread is done, not when the caller is") {
+    verkv::thread_pool pool(2);
+    for (int round = 0; round < 3; ++round) {
+        std::atomic<int> begun{0};
+        std::atomic<int> finished{0};
+        verkv::for_each_task(verkv::cpu{&pool}, 2, [&](std::size_t, std::size_t worker) {
+            ++begun;
+            if (worker == 0) {  // leave the other task to the other thread, if it wakes within a second
+                for (int k = 0; begun < 2 && k < 1000; ++k) {
+                    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                }
+            } else {
+                std::this_thread::sleep_for(std::chrono::milliseconds(30));
+            }
+            ++finished;
+        });
+        CHECK(finished == 2);
+    }
 }
 
 TEST_CASE("core: the calling thread works along, and sees what the others wrote") {

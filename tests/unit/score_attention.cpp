@@ -2,8 +2,8 @@
 #include <limits>
 
 #include "support/catch.hpp"
-#include "support/refusal.hpp"
 #include "support/random_prompt.hpp"
+#include "support/refusal.hpp"
 #include "verkv/cpu/thread_pool.hpp"
 #include "verkv/score/largest_attention.hpp"
 #include "verkv/score/snapkv.hpp"

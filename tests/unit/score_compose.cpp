@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "support/catch.hpp"
-#include "support/refusal.hpp"
 #include "support/random_prompt.hpp"
+#include "support/refusal.hpp"
 #include "verkv/core/concepts.hpp"
 #include "verkv/cpu/thread_pool.hpp"
 #include "verkv/score/compose.hpp"
@@ -45,8 +45,6 @@ std::vector<float> score_of(const S& scorer, std::size_t n, std::size_t group = 
 
 using floats = std::vector<float>;
 
-}  // namespace
-
 template <class S>
 constexpr bool scores_all_types = scorer<S, cpu, float>&& scorer<S, cpu, half>&& scorer<S, cpu, bfloat16>;
 template <class S>
@@ -63,6 +61,8 @@ using smoothed_head = decltype(windowed(1, 1, floored(0, smoothed(3, pooling::ma
 static_assert(scores_heads_of_all_types<smoothed_head> && !scorer<smoothed_head, cpu, float>);
 using both = decltype(floored(0, largest_attention{}));
 static_assert(scores_all_types<both> && scores_heads_of_all_types<both>);
+
+}  // namespace
 
 TEST_CASE("score: given scores come back, per head or dense") {
     const floats all{1, 2, 3, 4, 5, 6};

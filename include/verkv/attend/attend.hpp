@@ -58,11 +58,7 @@ void attend(const cpu& exec, rows<float> queries, float scale, rows<T> keys, row
         const matrix_view<float> logits{workspace.logits.data(), heads, n, static_cast<std::ptrdiff_t>(block)};
         score_rows(exec, queries, scale, keys.slice(first, n), logits);
         for (std::size_t h = 0; h < heads && log_weight.rows > 0; ++h) {
-            const float* add = log_weight.row(log_weight.rows == 1 ? 0 : h).data() + first;
-            float* logit = logits.row(h).data();
-            for (std::size_t i = 0; i < n; ++i) {
-                logit[i] += add[i];
-            }
+            detail::add_log_weights(logits.row(h), log_weight.row(log_weight.rows == 1 ? 0 : h).data() + first);
         }
         workspace.sum.add(exec, logits, values.slice(first, n));
     }

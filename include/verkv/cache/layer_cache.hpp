@@ -97,6 +97,7 @@ public:
                 r.open = true;
                 r.seed = seed;
                 r.draws = 0;
+                r.adopted = false;
                 return {static_cast<std::uint32_t>(slot), r.generation};
             }
         }
@@ -181,46 +182,45 @@ public:
         }
         const prompt<T> seen{config_.shape, keys, values, r.positions, queries, query_positions};
         validate(seen);
-        std::vector<draw> draws(r.heads.size());
-        in_parallel(r.heads.size(), [&](std::size_t h, std::size_t) {
+        std::vector<draw> draws = blank_draws(r);
+        in_parallel(r.heads.size(), [&](std::size_t h, std::size_t, const Backend& exec) {
             draw& d = draws[h];
             std::vector<float> importance(n);
-            scorer.score(exec_, seen, h, std::span<float>(importance));
-            to_importance(exec_, std::span<float>(importance));
+            scorer.score(exec, seen, h, std::span<float>(importance));
+            to_importance(exec, std::span<float>(importance));
             d.r.resize(n);
-            inclusion_probabilities(exec_, importance, how.kept, how.fixed, d.r);
-            poisson_draw(exec_, d.r, r.positions, stream(r, h, r.draws), d.sample);
+            inclusion_probabilities(exec, importance, how.kept, how.fixed, d.r);
+            poisson_draw(exec, d.r, r.positions, stream(r, h, r.draws), d.sample);
+            d.sketch.fit(exec, keys[h]);
+            d.sketch.append(exec, keys[h]);
         });
-        std::size_t needed = 0;
-        std::size_t held = 0;
-        for (std::size_t h = 0; h < r.heads.size(); ++h) {
-            needed += draws[h].sample.size();
-            held += r.heads[h].resident.size();
+        take(r, draws, false);
+    }
+
+    /// compress() with a sample that was drawn elsewhere: by an engine that draws for itself, or before a restart.
+    /// r: for each KV head its tokens' inclusion probabilities, in [2^-126, 1]; sample: for each KV head the indices of
+    /// the tokens drawn, ascending, with every token of r = 1 among them. The promise of decode() is that of this draw:
+    /// tokens are drawn independently, with probability r. O(n) a KV head. Throws invalid_argument when one of this
+    /// does not hold, out_of_capacity when the sample does not fit.
+    void adopt(request_id id, std::span<const std::span<const float>> r,
+               std::span<const std::span<const token_index>> sample) {
+        request& q = at(id);
+        const std::size_t n = q.positions.size();
+        detail::check(r.size() == q.heads.size() && sample.size() == q.heads.size(), "probabilities for ", r.size(),
+                      " and samples for ", sample.size(), " KV heads; the layer has ", q.heads.size());
+        for (std::size_t h = 0; h < q.heads.size(); ++h) {
+            check_draw(h, n, r[h], sample[h]);
         }
-        detail::check<out_of_capacity>(needed <= held + device_.free_rows(), "the sample of ", n, " tokens has ",
-                                       needed, " resident rows; the request holds ", held, " and ", device_.free_rows(),
-                                       " are free");
-        for (auto& head : r.heads) {
-            device_.release(head.resident);
-            head.staging.clear();
-        }
-        for (std::size_t h = 0; h < r.heads.size(); ++h) {
-            draws[h].rows.resize(draws[h].sample.size());
-            device_.allocate(draws[h].rows);
-        }
-        in_parallel(r.heads.size(), [&](std::size_t h, std::size_t) {
+        std::vector<draw> draws = blank_draws(q);
+        in_parallel(q.heads.size(), [&](std::size_t h, std::size_t, const Backend& exec) {
             draw& d = draws[h];
-            auto& head = r.heads[h];
-            head.replace_residents(d.sample, d.rows, d.r);
-            for (std::size_t i = 0; i < d.sample.size(); ++i) {
-                copy_row(device_.row(d.rows[i]), host_.row(head.host[d.sample[i]]));
-            }
-            head.sketch.fit(exec_, keys[h]);
-            head.sketch.append(exec_, keys[h]);
+            d.r.assign(r[h].begin(), r[h].end());
+            d.sample.assign(sample[h].begin(), sample[h].end());
+            const rows<T> keys = host_.view(q.heads[h].host, 0, config_.shape.key_dim);
+            d.sketch.fit(exec, keys);
+            d.sketch.append(exec, keys);
         });
-        r.draw_positions = r.positions;
-        r.pending = 0;
-        ++r.draws;
+        take(q, draws, true);
     }
 
     /// One verified decode step of many requests. Each token's own key and value were appended before.
@@ -238,7 +238,7 @@ public:
         report_.per_kv_head.resize(batch.size() * shape.kv_heads);
         report_.per_query_head.resize(batch.size() * shape.query_heads);
         const std::size_t group = shape.group();
-        in_parallel(batch.size() * shape.kv_heads, [&](std::size_t task, std::size_t worker) {
+        in_parallel(batch.size() * shape.kv_heads, [&](std::size_t task, std::size_t worker, const Backend& exec) {
             const decode_item<Q>& item = batch[task / shape.kv_heads];
             const std::size_t h = task % shape.kv_heads;
             request& r = requests_[item.request.slot];
@@ -250,7 +250,7 @@ public:
                 }
             }
             detail::step<T, Sketch, Planner, Exact, Target, Backend> s{
-                exec_,
+                exec,
                 planner_,
                 exact_,
                 target_,
@@ -264,6 +264,7 @@ public:
                 r.heads[h],
                 r.draw_positions,
                 stream(r, h, r.draws - 1),
+                r.adopted,
                 w,
                 report_.per_kv_head[task],
                 std::span(report_.per_query_head).subspan(task * group, group)};
@@ -280,40 +281,18 @@ public:
     /// keep their positions, probabilities and sketch estimates (a sketch that cannot erase is rebuilt). O(n). Throws
     /// invalid_argument for a request that is not open.
     std::size_t remove(request_id id, position_t first, position_t last) {
-        request& r = at(id);
-        const auto begin = std::lower_bound(r.positions.begin(), r.positions.end(), first);
-        const auto end = std::lower_bound(begin, r.positions.end(), (std::max)(first, last));
-        const auto from = static_cast<std::size_t>(begin - r.positions.begin());
-        const auto to = static_cast<std::size_t>(end - r.positions.begin());
-        if (from == to) {
-            return 0;
-        }
-        const std::size_t n = r.positions.size();
-        for (auto& head : r.heads) {
-            host_.release(std::span<const row_id>(head.host).subspan(from, to - from));
-            for (std::size_t i = from; i < to; ++i) {
-                if (head.slot[i] != head.offloaded) {
-                    device_.release({&head.resident[head.slot[i]], 1});
-                }
-            }
-            const std::size_t sketched = head.sketch.size();
-            head.erase(from, to);
-            forget_sketched(head, (std::min)(from, sketched), (std::min)(to, sketched), sketched);
-        }
-        // Pending tokens are the last ones.
-        const std::size_t compressed = n - r.pending;
-        r.pending -= to > compressed ? to - (std::max)(from, compressed) : 0;
-        r.positions.erase(begin, end);
-        const auto drawn = [&](std::size_t i) {
-            return static_cast<std::ptrdiff_t>((std::min)(i, r.draw_positions.size()));
-        };
-        r.draw_positions.erase(r.draw_positions.begin() + drawn(from), r.draw_positions.begin() + drawn(to));
-        return to - from;
+        const auto& p = at(id).positions;
+        const auto begin = std::lower_bound(p.begin(), p.end(), first);
+        const auto end = std::lower_bound(begin, p.end(), last);
+        return erase_tokens(at(id), static_cast<std::size_t>(begin - p.begin()),
+                            static_cast<std::size_t>(end - p.begin()));
     }
 
     /// Removes every token at this position or behind: a rollback. As remove().
     std::size_t truncate(request_id id, position_t position) {
-        return remove(id, position, (std::numeric_limits<position_t>::max)());
+        const auto& p = at(id).positions;
+        const auto begin = std::lower_bound(p.begin(), p.end(), position);
+        return erase_tokens(at(id), static_cast<std::size_t>(begin - p.begin()), p.size());
     }
 
     /// Adds delta to the positions first ... last-1. Keys stay as they are: right for keys that carry no position, or
@@ -397,6 +376,7 @@ private:
         std::uint32_t generation = 0;
         std::uint64_t seed = 0;
         std::uint32_t draws = 0;
+        bool adopted = false;     // the last draw was not ours
         std::size_t pending = 0;  // prefilled tokens that wait for compress(): the last ones
         std::vector<position_t> positions;
         std::vector<position_t> draw_positions;  // positions at the draw; tokens appended later have none
@@ -407,6 +387,7 @@ private:
         std::vector<float> r;
         std::vector<token_index> sample;
         std::vector<row_id> rows;
+        Sketch sketch;
     };
 
     [[nodiscard]] std::size_t row_width() const { return config_.shape.key_dim + config_.shape.value_dim; }
@@ -432,12 +413,16 @@ private:
         return requests_[id.slot];
     }
 
-    [[nodiscard]] const detail::kv_head<Sketch>& head_at(request_id id, std::size_t kv_head,
-                                                         token_index token = 0) const {
+    [[nodiscard]] const detail::kv_head<Sketch>& head_at(request_id id, std::size_t kv_head) const {
         const request& r = at(id);
         detail::check(kv_head < r.heads.size(), "KV head ", kv_head, " of ", r.heads.size());
-        detail::check(token == 0 || token < r.positions.size(), "token ", token, " of ", r.positions.size());
         return r.heads[kv_head];
+    }
+
+    [[nodiscard]] const detail::kv_head<Sketch>& head_at(request_id id, std::size_t kv_head, token_index token) const {
+        const auto& head = head_at(id, kv_head);
+        detail::check(token < head.host.size(), "token ", token, " of ", head.host.size());
+        return head;
     }
 
     [[nodiscard]] uniform_stream stream(const request& r, std::size_t kv_head, std::uint32_t which) const {
@@ -514,19 +499,21 @@ private:
         }
     }
 
-    /// Tasks with their exceptions carried to the caller: that of the lowest index.
+    /// Calls f(index, worker, exec) as tasks, with their exceptions carried to the caller: that of the lowest index.
+    /// Tasks that may run at once get a policy without threads of its own: an executor is not called from its tasks.
     template <class F>
     void in_parallel(std::size_t count, F&& f) {
+        const Backend inner = count < 2 ? exec_ : sequential(exec_);
         errors_.assign(count, nullptr);
         for_each_task(exec_, count, [&](std::size_t i, std::size_t worker) {
 #if defined(__cpp_exceptions)
             try {
-                f(i, worker);
+                f(i, worker, inner);
             } catch (...) {
                 errors_[i] = std::current_exception();
             }
 #else
-            f(i, worker);
+            f(i, worker, inner);
 #endif
         });
         for (const std::exception_ptr& e : errors_) {
@@ -534,6 +521,97 @@ private:
                 std::rethrow_exception(e);
             }
         }
+    }
+
+    [[nodiscard]] std::vector<draw> blank_draws(const request& r) const {
+        std::vector<draw> draws;
+        draws.reserve(r.heads.size());
+        for (std::size_t h = 0; h < r.heads.size(); ++h) {
+            draws.push_back({{}, {}, {}, prototype_});
+        }
+        return draws;
+    }
+
+    static void check_draw(std::size_t h, std::size_t n, std::span<const float> r,
+                           std::span<const token_index> sample) {
+        detail::check(r.size() == n, "KV head ", h, " has ", r.size(), " probabilities for ", n, " tokens");
+        std::size_t certain = 0;
+        for (std::size_t i = 0; i < n; ++i) {
+            detail::check(r[i] >= 0x1p-126f && r[i] <= 1, "KV head ", h, ": inclusion probability of token ", i, " is ",
+                          r[i], "; it must lie in [2^-126, 1]");
+            certain += r[i] == 1.0f;
+        }
+        std::size_t drawn = 0;
+        for (std::size_t i = 0; i < sample.size(); ++i) {
+            detail::check(sample[i] < n && (i == 0 || sample[i - 1] < sample[i]), "KV head ", h, ": drawn token ",
+                          sample[i], " of ", n, "; indices must ascend");
+            drawn += r[sample[i]] == 1.0f;
+        }
+        detail::check(drawn == certain, "KV head ", h, ": ", drawn, " of ", certain,
+                      " tokens that are kept for certain are in the sample");
+    }
+
+    /// Makes the tokens drawn the resident ones. Where it throws, nothing has changed.
+    void take(request& r, std::vector<draw>& draws, bool adopted) {
+        std::size_t needed = 0;
+        std::size_t held = 0;
+        for (std::size_t h = 0; h < r.heads.size(); ++h) {
+            draws[h].rows.resize(draws[h].sample.size());
+            needed += draws[h].sample.size();
+            held += r.heads[h].resident.size();
+        }
+        detail::check<out_of_capacity>(needed <= held + device_.free_rows(), "the sample of ", r.positions.size(),
+                                       " tokens has ", needed, " resident rows; the request holds ", held, " and ",
+                                       device_.free_rows(), " are free");
+        for (auto& head : r.heads) {
+            device_.release(head.resident);
+            head.staging.clear();
+        }
+        for (draw& d : draws) {
+            device_.allocate(d.rows);
+        }
+        in_parallel(r.heads.size(), [&](std::size_t h, std::size_t, const Backend&) {
+            draw& d = draws[h];
+            auto& head = r.heads[h];
+            head.replace_residents(d.sample, d.rows, d.r);
+            for (std::size_t i = 0; i < d.sample.size(); ++i) {
+                copy_row(device_.row(d.rows[i]), host_.row(head.host[d.sample[i]]));
+            }
+            head.sketch = std::move(d.sketch);
+        });
+        r.draw_positions = r.positions;
+        r.pending = 0;
+        r.adopted = adopted;
+        ++r.draws;
+    }
+
+    std::size_t erase_tokens(request& r, std::size_t from, std::size_t to) {
+        if (from == to) {
+            return 0;
+        }
+        const std::size_t n = r.positions.size();
+        for (auto& head : r.heads) {
+            host_.release(std::span<const row_id>(head.host).subspan(from, to - from));
+            for (std::size_t i = from; i < to; ++i) {
+                if (head.slot[i] != head.offloaded) {
+                    device_.release({&head.resident[head.slot[i]], 1});
+                }
+            }
+            const std::size_t sketched = head.sketch.size();
+            head.erase(from, to);
+            forget_sketched(head, (std::min)(from, sketched), (std::min)(to, sketched), sketched);
+        }
+        // Pending tokens are the last ones.
+        const std::size_t compressed = n - r.pending;
+        r.pending -= to > compressed ? to - (std::max)(from, compressed) : 0;
+        const auto cut = [&](auto& positions) {
+            const std::size_t size = positions.size();
+            positions.erase(positions.begin() + static_cast<std::ptrdiff_t>((std::min)(from, size)),
+                            positions.begin() + static_cast<std::ptrdiff_t>((std::min)(to, size)));
+        };
+        cut(r.positions);
+        cut(r.draw_positions);
+        return to - from;
     }
 
     /// The keys in host memory are those that remain: erases tokens of the sketch, or builds it again.

@@ -38,7 +38,7 @@ struct shrinkage_workspace {
     void reserve(std::size_t n) {
         blocks.reserve(n / detail::mass_block_size + 1);
         candidates.reserve(n);
-        breakpoints.reserve(2 * n);
+        breakpoints.reserve(2 * n + 1);
     }
 };
 
@@ -221,7 +221,7 @@ concept shrinkage = requires(const S& s, const cpu& exec, masses_view m, shrinka
 /// mass, r, lambda [n]; tokens with r = 1 get lambda = 1.
 /// O(n) plus what the rule's select() takes; allocates.
 /// Deterministic; ties as the rule says.
-/// Throws invalid_argument for lengths that differ, r outside (0, 1], masses negative or not finite.
+/// Throws invalid_argument for lengths that differ, r outside [2^-126, 1], masses negative or not finite.
 template <shrinkage S>
 void shrink(const cpu& exec, const S& rule, std::span<const float> mass, std::span<const float> r,
             std::span<float> lambda) {
@@ -232,6 +232,7 @@ void shrink(const cpu& exec, const S& rule, std::span<const float> mass, std::sp
     for (std::size_t i = 0; i < r.size(); ++i) {
         detail::check_mass(mass[i], i);
         detail::check_probability(r[i], i);
+        detail::check(r[i] >= 0x1p-126f, "token ", i, " has inclusion probability ", r[i], ", below 2^-126");
         const double p = static_cast<double>(r[i]);
         odds[i] = static_cast<float>((1 - p) / p);
         top = larger(mass[i], top);
@@ -248,7 +249,9 @@ void shrink(const cpu& exec, const S& rule, std::span<const float> mass, std::sp
     std::vector<shrunk_token> chosen;
     rule.select(exec, m, inverse, w, chosen);
     for (const shrunk_token& s : chosen) {
-        lambda[s.token] = (std::clamp)(static_cast<float>(s.lambda), r[s.token], 1.0f);
+        // r from rounded odds is r to 2 units in the last place: lambda = r has to come back as it.
+        const float l = static_cast<float>(s.lambda);
+        lambda[s.token] = l <= r[s.token] * (1 + 0x1p-22f) ? r[s.token] : smaller(l, 1.0f);
     }
 }
 

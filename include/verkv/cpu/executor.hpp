@@ -1,6 +1,7 @@
 // The CPU backend's policy, and how work is spread over threads.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <memory>
 #include <type_traits>
@@ -35,6 +36,14 @@ struct cpu {
 /// Tasks of a cpu policy that may run at once.
 [[nodiscard]] inline std::size_t workers(const cpu& exec) noexcept {
     return exec.threads ? exec.threads->workers() : 1;
+}
+
+/// The policy for work inside a task: the same backend on the task's own thread. run() is never called from a task, so
+/// that an executor need not nest.
+template <std::derived_from<cpu> Backend>
+[[nodiscard]] Backend sequential(Backend exec) {
+    exec.threads = nullptr;
+    return exec;
 }
 
 /// Calls f(index, worker) for each index in 0 ... count-1; in order on the caller's thread where there is no executor.

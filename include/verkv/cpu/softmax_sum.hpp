@@ -15,14 +15,20 @@ namespace verkv::inline v0 {
 namespace detail {
 inline namespace VERKV_LANES_NAMESPACE {
 
-/// total[h][c] += sum_i weight[h][i] * value[i][c] for Heads heads and Vectors vectors of channels, held in registers.
-template <std::size_t Heads, std::size_t Vectors, class T>
-VERKV_ALWAYS_INLINE void weigh_tile(const matrix_view<float>& weights, std::size_t first_head, const rows<T>& values,
-                                    std::size_t first_channel, std::size_t channels, const matrix_view<double>& total) {
-    lanes sums[Heads][Vectors];
-    const float* w[Heads];
+/// Adds log-weights to logits. -infinity leaves a row out, whatever its logit is.
+inline void add_log_weights(std::span<float> logit, const float* add) {
+    constexpr float out = -std::numeric_limits<float>::infinity();
+    for (std::size_t i = 0; i < logit.size(); ++i) {
+        logit[i] = add[i] == out ? out : logit[i] + add[i];
+    }
+}
+
+/// sums[h] = sum_i weight[h][i] * value[i] over Vectors vectors of channels, held in registers.
+/// Skip: rows of weight 0 add nothing whatever their value; without it, 0 times a NaN is a NaN.
+template <bool Skip, std::size_t Heads, std::size_t Vectors, class T>
+VERKV_ALWAYS_INLINE void weighted_sums(const float* const (&w)[Heads], const rows<T>& values, std::size_t first_channel,
+                                       std::size_t channels, lanes (&sums)[Heads][Vectors]) {
     for (std::size_t h = 0; h < Heads; ++h) {
-        w[h] = weights.row(first_head + h).data();
         for (std::size_t v = 0; v < Vectors; ++v) {
             sums[h][v] = lanes{};
         }
@@ -35,9 +41,30 @@ VERKV_ALWAYS_INLINE void weigh_tile(const matrix_view<float>& weights, std::size
         }
         for (std::size_t h = 0; h < Heads; ++h) {
             for (std::size_t v = 0; v < Vectors; ++v) {
-                sums[h][v] += value[v] * w[h][i];
+                sums[h][v] += (Skip && w[h][i] == 0 ? lanes{} : value[v]) * w[h][i];
             }
         }
+    }
+}
+
+/// total[h][c] += sum_i weight[h][i] * value[i][c] for Heads heads and Vectors vectors of channels.
+template <std::size_t Heads, std::size_t Vectors, class T>
+VERKV_ALWAYS_INLINE void weigh_tile(const matrix_view<float>& weights, std::size_t first_head, const rows<T>& values,
+                                    std::size_t first_channel, std::size_t channels, const matrix_view<double>& total) {
+    lanes sums[Heads][Vectors];
+    const float* w[Heads];
+    for (std::size_t h = 0; h < Heads; ++h) {
+        w[h] = weights.row(first_head + h).data();
+    }
+    weighted_sums<false>(w, values, first_channel, channels, sums);
+    lanes zero{};  // as long as every sum is finite
+    for (std::size_t h = 0; h < Heads; ++h) {
+        for (std::size_t v = 0; v < Vectors; ++v) {
+            zero += sums[h][v] - sums[h][v];
+        }
+    }
+    if (!(sum(zero) == 0)) [[unlikely]] {
+        weighted_sums<true>(w, values, first_channel, channels, sums);
     }
     for (std::size_t h = 0; h < Heads; ++h) {
         double* out = total.row(first_head + h).data() + first_channel;
@@ -107,7 +134,8 @@ VERKV_ALWAYS_INLINE float largest_of(std::span<const float> x) {
 /// pieces as the caller likes. Logits arrive with their additive log-weights included, -infinity for "not used".
 /// Weights are floats relative to the largest logit so far; sums over a block of 64 rows are floats, sums of blocks
 /// doubles: relative error of a channel at most (64 + few) u sum|w v| / |sum w v|, u = 2^-24, whatever n. Blocks start
-/// at each add(): the same pieces give the same bits. NaN in a logit or a used value makes that head NaN and no other.
+/// at each add(): the same pieces give the same bits. NaN in a logit or a used value makes that head NaN and no other;
+/// a row of weight 0 (left out, or below e^-87 of the largest) adds nothing whatever its value.
 class softmax_sum {
 public:
     /// Allocates for up to this many heads and channels; reset() within them does not allocate.

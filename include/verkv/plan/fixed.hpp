@@ -12,7 +12,8 @@ struct never_fetch {
     using workspace = detail::plan_workspace;
     Shrinkage rule{};
 
-    /// O(n). Masses that are not finite: an empty plan with a certificate of NaN.
+    /// O(n). Masses m/R that are not finite, or whose (m/R)^2 (1-r)/r overflows a float: an empty plan with a
+    /// certificate of NaN.
     /// Throws invalid_argument when spans differ in length or the reference is out of range.
     void plan(const cpu& exec, masses_view m, tolerance t, workspace& w, verkv::plan& out) const {
         validate(t);

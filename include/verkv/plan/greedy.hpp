@@ -22,7 +22,8 @@ struct greedy {
     /// Expected O(n): a pass for the summaries, passes over the blocks that can hold a fetched token, and a selection
     /// among those tokens; O(n log n) at worst. Reads 8 bytes a token a pass; allocation-free after w.reserve(n).
     /// Moments in double over block sums of 64 floats, added up from the tokens that remain, never subtracted.
-    /// Masses that are not finite: an empty plan with a certificate of NaN.
+    /// Masses m/R that are not finite, or whose (m/R)^2 (1-r)/r overflows a float: an empty plan with a certificate of
+    /// NaN.
     /// Throws invalid_argument when spans differ in length, the reference is out of range or the tolerance is.
     void plan(const cpu& exec, masses_view m, tolerance t, workspace& w, verkv::plan& out) const {
         validate(t);
@@ -120,14 +121,24 @@ private:
         }
         const std::size_t special = lead_is_plain ? lead.token : m.mass.size();
 
-        // A bound on V_i under which the plain tokens certify by themselves. Whole blocks give a cheap lower bound on
-        // what they add up to, which brings the bound near before single tokens are looked at.
+        // A bound on V_i under which the plain tokens certify, together with the others that come as late in the
+        // order. Whole blocks give a cheap lower bound on what they add up to, which brings the bound near before
+        // single tokens are looked at.
         float bound = 0;
         for (const auto& b : w.shrinkage.blocks) {
             bound = larger(b.largest_variance, bound);
         }
         bound *= 0.5f;
-        const auto certifies = [&](const bernstein_moments& r) { return bernstein_bound(r, log_term) < epsilon; };
+        const std::size_t others = w.candidates.size();
+        const auto certifies = [&](bernstein_moments all_below) {
+            const double key = 2 * static_cast<double>(bound) * log_term;
+            for (std::size_t i = 0; i < others; ++i) {
+                if (w.candidates[i].key < key) {
+                    add(all_below, w.candidates[i]);
+                }
+            }
+            return bernstein_bound(all_below, log_term) < epsilon;
+        };
         for (; bound > 0; bound *= 0.5f) {
             bernstein_moments least;
             for (const auto& b : w.shrinkage.blocks) {
@@ -253,8 +264,11 @@ private:
                 ++out.shrunk;
             }
         }
-        std::inplace_merge(out.entries.begin(), out.entries.begin() + static_cast<std::ptrdiff_t>(fetched),
-                           out.entries.end(), [](const auto& a, const auto& b) { return a.token < b.token; });
+        // Not std::inplace_merge: it allocates.
+        if (out.shrunk > 0) {
+            std::sort(out.entries.begin(), out.entries.end(),
+                      [](const auto& a, const auto& b) { return a.token < b.token; });
+        }
     }
 };
 

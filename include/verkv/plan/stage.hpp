@@ -48,13 +48,13 @@ inline float inverse_reference(const masses_view& m) {
 }
 
 /// Surveys the masses, chooses lambda, and takes the shrunk tokens out of their blocks' summaries.
-/// Returns false where some mass is not finite: then nothing can be certified.
+/// Returns false where some mass or square of one is not finite: then nothing can be certified.
 template <class Shrinkage>
 bool stage(const cpu& exec, const masses_view& m, float inverse, const Shrinkage& rule, plan_workspace& w) {
     survey(m, inverse, w.shrinkage.blocks);
     double total = 0;
     for (const mass_block& b : w.shrinkage.blocks) {
-        total += static_cast<double>(b.mass);
+        total += static_cast<double>(b.mass) + static_cast<double>(b.largest_term) + b.variance;
     }
     w.shrunk.clear();
     if (!std::isfinite(total)) {

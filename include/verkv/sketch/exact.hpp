@@ -19,6 +19,9 @@ namespace verkv::inline v0 {
 template <storage T>
 class exact_sketch {
 public:
+    /// The estimate is the logit itself: no shortlist is needed.
+    static constexpr bool exact = true;
+
     /// Takes the width of the keys and forgets all tokens. Throws invalid_argument for keys of width 0.
     template <class Backend>
     void fit(const Backend&, rows<T> keys) {

@@ -60,7 +60,7 @@ inline void validate(const rope_pair_options& o) {
 ///
 /// x^ = zero + code step, code = round((x - zero) / step) within 0 ... 2^bits - 1; zero = min and step = (max - min) /
 /// (2^bits - 1) of channel and group, as half, within +-65504; codes refer to the stored ones [VerKV App. A.1].
-/// - Error: |x - x^| <= max(step / 2 (1 + 2^-14), e_zero + (2^bits - 1) e_step), e_zero and e_step what half's rounding
+/// - Error: |x - x^| <= max(step (1/2 + 2^-13), e_zero + (2^bits - 1) e_step), e_zero and e_step what half's rounding
 ///   (or clamping) took from zero and step: at most max(2^-11 |value|, 2^-25) unless clamped. A channel that is
 ///   constant over a group, or whose step is below 2^-25, has step 0 and code 0.
 /// - The last group is quantised over the tokens it has, and again as it fills; until it is full, the kept channels of

@@ -113,6 +113,7 @@ struct step {
     kv_head<Sketch>& head;
     std::span<const position_t> draw_position;  // of each token at the draw
     uniform_stream stream;
+    bool adopted;  // the sample was not drawn with `stream`
     step_workspace<Planner>& w;
     kv_head_report& report;
     std::span<query_head_report> head_reports;
@@ -140,10 +141,17 @@ struct step {
         attend(output, lse, timer);
     }
 
-    /// Logits of all tokens: the sketch's, and the exact ones of resident rows where the rule takes them.
+    /// Logits of the resident rows, and weights of all tokens.
     void estimate() {
+        score_rows(exec, queries(), scale, device.view(head.resident, 0, key_dim),
+                   matrix(w.resident_logits, head.resident.size()));
+        estimate_logits();
+        weigh_all();
+    }
+
+    /// Logits of all tokens: the sketch's, and the exact ones of resident rows where the rule takes them.
+    void estimate_logits() {
         const auto resident = matrix(w.resident_logits, head.resident.size());
-        score_rows(exec, queries(), scale, device.view(head.resident, 0, key_dim), resident);
         const auto logits = matrix(w.weights, tokens());
         const std::size_t sketched = head.sketch.size();
         if (sketched > 0) {
@@ -157,16 +165,18 @@ struct step {
                 }
             }
         }
+    }
+
+    void weigh_all() {
+        const auto weights = matrix(w.weights, tokens());
         for (std::size_t g = 0; g < heads(); ++g) {
-            w.shift[g] = weigh(exec, logits.row(g));
+            w.shift[g] = weigh(exec, weights.row(g));
+            w.total[g] = sum_of(weights.row(g));
         }
     }
 
     void decide() {
         const auto weights = matrix(w.weights, tokens());
-        for (std::size_t g = 0; g < heads(); ++g) {
-            w.total[g] = sum_of(weights.row(g));
-        }
         if constexpr (!is_exact<Sketch>) {
             refine(weights);
         }
@@ -205,32 +215,37 @@ struct step {
         }
         top_k(exec, share, exact.size, w.top, w.shortlist);
         score_shortlist();
-        const auto resident = matrix(w.resident_logits, head.resident.size());
-        const auto logits = matrix(w.shortlist_logits, w.shortlist_tokens.size());
+        bool lost = false;
         for (std::size_t g = 0; g < heads(); ++g) {
             const std::span<float> weight = weights.row(g);
-            const auto each = [&](auto&& use) {
-                for (std::size_t i = 0; i < w.shortlist_tokens.size(); ++i) {
-                    use(w.shortlist_tokens[i], logits.row(g)[i]);
-                }
-                for (const token_index t : w.shortlist) {
-                    if (head.slot[t] != head.offloaded) {
-                        use(t, resident.row(g)[head.slot[t]]);
-                    }
-                }
-            };
-            // A token that the sketch had far too low would overflow: shift everything first.
-            float top = w.shift[g];
-            each([&](token_index, float logit) { top = larger(logit, top); });
-            if (top > w.shift[g] + 60) {
-                const double down = std::exp(static_cast<double>(w.shift[g]) - static_cast<double>(top));
-                for (float& x : weight) {
-                    x *= static_cast<float>(down);
-                }
-                w.shift[g] = top;
-            }
-            each([&](token_index t, float logit) { weight[t] = std::exp(logit - w.shift[g]); });
+            for_shortlist(g, [&](token_index t, float logit) { weight[t] = std::exp(logit - w.shift[g]); });
             w.total[g] = sum_of(weight);
+            lost = lost || w.total[g] < 0x1p-24 || w.total[g] > 0x1p80;
+        }
+        if (lost) {
+            // The sketch had the largest logit far too high or too low: beside the true one, the weights that were
+            // shifted by it have underflowed or overflow.
+            estimate_logits();
+            for (std::size_t g = 0; g < heads(); ++g) {
+                const std::span<float> logits = weights.row(g);
+                for_shortlist(g, [&](token_index t, float logit) { logits[t] = logit; });
+            }
+            weigh_all();
+        }
+    }
+
+    /// Calls use(token, exact logit) for each token of the shortlist.
+    template <class F>
+    void for_shortlist(std::size_t g, F&& use) const {
+        const float* offloaded = w.shortlist_logits.data() + g * w.shortlist_tokens.size();
+        for (std::size_t i = 0; i < w.shortlist_tokens.size(); ++i) {
+            use(w.shortlist_tokens[i], offloaded[i]);
+        }
+        const float* resident = w.resident_logits.data() + g * head.resident.size();
+        for (const token_index t : w.shortlist) {
+            if (head.slot[t] != head.offloaded) {
+                use(t, resident[head.slot[t]]);
+            }
         }
     }
 
@@ -263,10 +278,18 @@ struct step {
         report.bytes_moved += report.shortlist_keys_read * key_dim * sizeof(T);
     }
 
-    /// Whether a plan uses a token that it lists.
+    /// Whether a plan uses a token that it lists. One that is not resident had U >= r; where the sample was adopted,
+    /// no more than that is known of its U.
     bool uses(const plan_entry& e) const {
-        return e.probability >= 1 || head.slot[e.token] != head.offloaded ||
-               sampled(static_cast<double>(e.probability), uniform(stream, draw_position[e.token]));
+        if (e.probability >= 1 || head.slot[e.token] != head.offloaded) {
+            return true;
+        }
+        if (!(e.probability > probability_of(static_cast<double>(head.odds[e.token])))) {
+            return false;
+        }
+        const double r = static_cast<double>(head.probability[e.token]);
+        const double u = uniform(stream, draw_position[e.token]);
+        return sampled(static_cast<double>(e.probability), adopted ? r + (1 - r) * u : u);
     }
 
     /// The tokens that have to come from host memory: the union over the query heads, ascending.
@@ -310,10 +333,7 @@ struct step {
                     add[head.slot[e.token]] = log_weight_of(e);
                 }
             }
-            const std::span<float> logit = logits.row(g);
-            for (std::size_t i = 0; i < logit.size(); ++i) {
-                logit[i] += add[i];
-            }
+            add_log_weights(logits.row(g), add.data());
         }
         w.sum.add(exec, logits, device.view(head.resident, key_dim, value_dim));
         if (!w.fetched.empty()) {
@@ -331,6 +351,13 @@ struct step {
         w.sum.finish(output, lse);
         for (std::size_t g = 0; g < heads(); ++g) {
             head_reports[g].denominator_lse = w.sum.log_sum(g);
+            if (std::isnan(w.plans[g].certificate_after)) {
+                // Some key is not a number. Rows that were read may not show it; the answer has to.
+                constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+                std::fill_n(output.row(g).data(), value_dim, nan);
+                lse[g] = nan;
+                head_reports[g].denominator_lse = std::numeric_limits<double>::quiet_NaN();
+            }
         }
         report.attend_seconds += timer.lap();
     }
@@ -369,11 +396,7 @@ struct step {
         const std::span<const row_id> rows{w.staged_rows.data(), n};
         score_rows(exec, queries(), scale, staging.view(rows, 0, key_dim), logits);
         for (std::size_t g = 0; g < heads(); ++g) {
-            const std::span<float> logit = logits.row(g);
-            const float* weight = add.row(g).data() + first;
-            for (std::size_t i = 0; i < n; ++i) {
-                logit[i] += weight[i];
-            }
+            add_log_weights(logits.row(g), add.row(g).data() + first);
         }
         w.sum.add(exec, logits, staging.view(rows, key_dim, value_dim));
     }

@@ -1,0 +1,274 @@
+// Replays the decode steps of a trace through a cache, and compares with dense attention.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/table.hpp"
+#include "common/trace.hpp"
+#include "settings.hpp"
+#include "verkv/verkv.hpp"
+
+/// One line of the table.
+struct result {
+    double epsilon = 0;
+    std::string sketch, plan, exact_for;
+    std::size_t decisions = 0;
+    double fetching_decisions = 0;
+    double rows_read_per_query_head = 0;
+    double rows_read_per_kv_head = 0;
+    double rows_copied_per_kv_head = 0;
+    double shortlist_keys_read = 0;
+    double failures_denominator = 0;
+    double failures_output = 0;
+    double mean_denominator_error = 0;
+    double mean_output_error = 0;
+    double mean_certificate = 0;
+    double sketch_bytes_share = 0;
+    double sketch_ms = 0, decide_ms = 0, fetch_ms = 0, attend_ms = 0, dense_ms = 0;
+};
+
+inline double median(std::vector<double> x) {
+    if (x.empty()) {
+        return 0;
+    }
+    const auto middle = x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2);
+    std::nth_element(x.begin(), middle, x.end());
+    return *middle;
+}
+
+/// Planner, chosen while the program runs.
+struct chosen_planner {
+    using workspace = verkv::never_fetch<>::workspace;
+    std::string plan_name;
+    std::string shrinkage;
+
+    void plan(const verkv::cpu& exec, verkv::masses_view m, verkv::tolerance t, workspace& w, verkv::plan& out) const {
+        const auto with = [&](auto rule) {
+            if (plan_name == "greedy") {
+                verkv::greedy<decltype(rule)>{}.plan(exec, m, t, w, out);
+            } else {
+                verkv::never_fetch<decltype(rule)>{}.plan(exec, m, t, w, out);
+            }
+        };
+        if (plan_name == "everything") {
+            verkv::fetch_everything{}.plan(exec, m, t, w, out);
+        } else if (shrinkage == "binary") {
+            with(verkv::binary_shrinkage{});
+        } else if (shrinkage == "bounded") {
+            with(verkv::bounded_shrinkage{});
+        } else {
+            with(verkv::no_shrinkage{});
+        }
+    }
+};
+
+/// Dense attention of the decode steps: what every estimate is compared with, and how long it takes.
+struct truth {
+    std::vector<float> output;  // [step, query head, value_dim]
+    std::vector<float> lse;     // [step, query head]
+    double milliseconds = 0;    // a KV head and step, median
+};
+
+template <class T>
+truth dense_truth(const example::trace<T>& t, std::span<const std::size_t> steps) {
+    using namespace verkv;
+    const geometry& shape = t.shape;
+    const std::size_t group = shape.group();
+    const std::size_t width = shape.key_dim + shape.value_dim;
+    truth result;
+    result.output.resize(steps.size() * shape.query_heads * shape.value_dim);
+    result.lse.resize(steps.size() * shape.query_heads);
+    std::vector<double> seconds;
+    std::vector<T> memory(t.tokens * width);  // rows as the cache stores them: key, then value
+    std::vector<float> queries(group * shape.key_dim);
+    attend_workspace workspace;
+    for (std::size_t h = 0; h < shape.kv_heads; ++h) {
+        for (std::size_t i = 0; i < t.tokens; ++i) {
+            std::copy_n(t.keys().row(i, h), shape.key_dim, memory.begin() + static_cast<std::ptrdiff_t>(i * width));
+            std::copy_n(t.values().row(i, h), shape.value_dim,
+                        memory.begin() + static_cast<std::ptrdiff_t>(i * width + shape.key_dim));
+        }
+        for (std::size_t s = 0; s < steps.size(); ++s) {
+            for (std::size_t g = 0; g < group; ++g) {
+                const T* q = t.queries().row(t.decode_row(steps[s]), h * group + g);
+                for (std::size_t c = 0; c < shape.key_dim; ++c) {
+                    queries[g * shape.key_dim + c] = to_float(q[c]);
+                }
+            }
+            const auto n = static_cast<std::size_t>(t.decode_position(steps[s])) + 1;
+            const auto stride = static_cast<std::ptrdiff_t>(width);
+            const std::size_t at = s * shape.query_heads + h * group;
+            const auto start = std::chrono::steady_clock::now();
+            dense_attention(cpu{}, contiguous_rows(std::span<const float>(queries), shape.key_dim), shape.logit_scale(),
+                            rows<T>{memory.data(), stride, n, shape.key_dim, nullptr},
+                            rows<T>{memory.data() + shape.key_dim, stride, n, shape.value_dim, nullptr}, workspace,
+                            {result.output.data() + at * shape.value_dim, group, shape.value_dim,
+                             static_cast<std::ptrdiff_t>(shape.value_dim)},
+                            std::span(result.lse).subspan(at, group));
+            seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        }
+    }
+    result.milliseconds = 1e3 * median(seconds);
+    return result;
+}
+
+/// Importance of the prompt's tokens for each KV head, by the scorer of the settings.
+template <class T>
+std::vector<std::vector<float>> importance_of(const example::trace<T>& t, const settings& s) {
+    std::vector<std::size_t> kept(t.first_decode_row());
+    std::iota(kept.begin(), kept.end(), std::size_t{0});
+    const auto prompt = example::prompt_of(t, kept);
+    std::vector<std::vector<float>> scores(t.shape.kv_heads, std::vector<float>(t.prefill_tokens));
+    const auto score = [&](const auto& scorer) {
+        for (std::size_t h = 0; h < t.shape.kv_heads; ++h) {
+            scorer.score(verkv::cpu{}, prompt.view(), h, std::span<float>(scores[h]));
+        }
+    };
+    if (s.scorer == "largest-attention") {
+        score(verkv::largest_attention{});
+    } else if (s.scorer == "snapkv") {
+        score(verkv::make_snapkv());
+    } else if (s.scorer == "streaming-llm") {
+        score(verkv::streaming_llm{});
+    } else {
+        score(verkv::key_norm{});
+    }
+    return scores;
+}
+
+/// Runs one combination of sketch, planner and rule for exact weights: a result for each epsilon.
+template <class T, class Sketch, class Exact>
+std::vector<result> replay(const example::trace<T>& t, const settings& s, const truth& dense,
+                           std::span<const std::size_t> steps, const std::vector<std::vector<float>>& importance,
+                           const Sketch& sketch, const Exact& exact, const chosen_planner& planner,
+                           verkv::executor* threads) {
+    using namespace verkv;
+    const geometry& shape = t.shape;
+    const std::size_t requests = s.epsilon.size();
+    const cache_config config{.shape = shape,
+                              .layer = t.layer,
+                              .max_requests = requests,
+                              .max_tokens = t.tokens,
+                              .host_rows = requests * shape.kv_heads * t.tokens,
+                              .resident_rows = requests * shape.kv_heads * t.tokens,
+                              .staging_rows = (std::max)(std::size_t{256}, t.tokens / 4)};
+    layer_cache<T, Sketch, chosen_planner, Exact> cache(config, sketch, cpu{threads}, planner, exact);
+
+    std::vector<result> results(requests);
+    struct times {
+        std::vector<double> sketch, decide, fetch, attend;
+    };
+    std::vector<times> seconds(requests);
+    std::vector<position_t> positions(t.tokens);
+    std::iota(positions.begin(), positions.end(), position_t{0});
+    std::vector<std::span<const float>> per_head(importance.begin(), importance.end());
+    const auto slice = [&](const heads_view<T>& v, std::size_t first, std::size_t last) {
+        heads_view<T> part = v;
+        part.data = v.row(first, 0);
+        part.tokens = last - first;
+        return part;
+    };
+    std::vector<float> output(shape.query_heads * shape.value_dim);
+    std::vector<float> lse(shape.query_heads);
+    std::vector<request_id> ids(requests);
+
+    for (std::size_t draw = 0; draw < s.redraws; ++draw) {
+        // The same sample for every epsilon: a request each, of one seed.
+        for (request_id& id : ids) {
+            id = cache.open(s.seed + draw);
+            cache.prefill(id, slice(t.keys(), 0, t.prefill_tokens), slice(t.values(), 0, t.prefill_tokens),
+                          std::span(positions).first(t.prefill_tokens));
+            cache.compress(id, given_scores(per_head), {budget::fraction(s.kept), {s.sink, s.local}});
+        }
+        std::size_t have = t.prefill_tokens;
+        for (std::size_t step = 0; step < steps.size(); ++step) {
+            const auto n = static_cast<std::size_t>(t.decode_position(steps[step])) + 1;
+            for (std::size_t e = 0; e < requests; ++e) {
+                cache.append(ids[e], slice(t.keys(), have, n), slice(t.values(), have, n),
+                             std::span(positions).subspan(have, n - have));
+                const rows<T> queries{t.queries().row(t.decode_row(steps[step]), 0), t.queries().head_stride,
+                                      shape.query_heads, shape.key_dim, nullptr};
+                const decode_item<T> item{ids[e], queries, output, lse};
+                const step_report& report =
+                    cache.decode(std::span<const decode_item<T>>(&item, 1), {s.epsilon[e], s.delta});
+                result& r = results[e];
+                const double context = static_cast<double>(n);
+                for (std::size_t h = 0; h < shape.kv_heads; ++h) {
+                    const kv_head_report& head = report.kv_head(0, h);
+                    r.rows_read_per_kv_head += static_cast<double>(head.rows_fetched) / context;
+                    r.rows_copied_per_kv_head += static_cast<double>(head.rows_copied) / context;
+                    r.shortlist_keys_read += static_cast<double>(head.shortlist_keys_read) / context;
+                    seconds[e].sketch.push_back(head.sketch_seconds);
+                    seconds[e].decide.push_back(head.decide_seconds);
+                    seconds[e].fetch.push_back(head.fetch_seconds);
+                    seconds[e].attend.push_back(head.attend_seconds);
+                }
+                for (std::size_t h = 0; h < shape.query_heads; ++h) {
+                    const query_head_report& head = report.query_head(0, h);
+                    const std::size_t at = step * shape.query_heads + h;
+                    double difference = 0;
+                    double norm = 0;
+                    for (std::size_t c = 0; c < shape.value_dim; ++c) {
+                        const auto exact_o = static_cast<double>(dense.output[at * shape.value_dim + c]);
+                        const double d = static_cast<double>(output[h * shape.value_dim + c]) - exact_o;
+                        difference += d * d;
+                        norm += exact_o * exact_o;
+                    }
+                    const double output_error = norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
+                    const double denominator_error =
+                        std::fabs(std::expm1(head.denominator_lse - static_cast<double>(dense.lse[at])));
+                    ++r.decisions;
+                    r.fetching_decisions += head.rows_planned > 0;
+                    r.rows_read_per_query_head += head.rows_planned / context;
+                    // Written so that NaN counts as a failure.
+                    r.failures_denominator += !(denominator_error <= s.epsilon[e]);
+                    r.failures_output += !(output_error <= s.epsilon[e]);
+                    r.mean_denominator_error += denominator_error;
+                    r.mean_output_error += output_error;
+                    r.mean_certificate += head.certificate_after;
+                }
+            }
+            have = n;
+        }
+        if (draw + 1 == s.redraws) {
+            const double cache_bytes =
+                static_cast<double>(t.prefill_tokens * (shape.key_dim + shape.value_dim) * sizeof(T));
+            for (std::size_t h = 0; h < shape.kv_heads; ++h) {
+                results[0].sketch_bytes_share += static_cast<double>(cache.sketch_of(ids[0], h).bytes()) / cache_bytes;
+            }
+            results[0].sketch_bytes_share /= static_cast<double>(shape.kv_heads);
+        }
+        for (const request_id id : ids) {
+            cache.release(id);
+        }
+    }
+    for (std::size_t e = 0; e < requests; ++e) {
+        result& r = results[e];
+        r.epsilon = s.epsilon[e];
+        r.plan = planner.plan_name;
+        r.sketch_bytes_share = results[0].sketch_bytes_share;
+        const auto decisions = static_cast<double>(r.decisions);
+        const double heads = decisions / static_cast<double>(shape.group());
+        for (double* x : {&r.fetching_decisions, &r.rows_read_per_query_head, &r.failures_denominator,
+                          &r.failures_output, &r.mean_denominator_error, &r.mean_output_error, &r.mean_certificate}) {
+            *x /= decisions;
+        }
+        for (double* x : {&r.rows_read_per_kv_head, &r.rows_copied_per_kv_head, &r.shortlist_keys_read}) {
+            *x /= heads;
+        }
+        r.sketch_ms = 1e3 * median(seconds[e].sketch);
+        r.decide_ms = 1e3 * median(seconds[e].decide);
+        r.fetch_ms = 1e3 * median(seconds[e].fetch);
+        r.attend_ms = 1e3 * median(seconds[e].attend);
+        r.dense_ms = dense.milliseconds;
+    }
+    return results;
+}

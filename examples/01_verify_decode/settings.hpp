@@ -1,0 +1,72 @@
+// What a run of verify_decode is asked to do.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "common/arguments.hpp"
+
+struct settings {
+    std::string trace = VERKV_EXAMPLE_DATA_DIR "/smollm2-8k-layer15";
+    double kept = 1.0 / 16;
+    std::size_t sink = 64;
+    std::size_t local = 64;
+    std::vector<double> epsilon{0.01, 0.05, 0.1, 0.3};
+    double delta = 0.1;
+    std::string scorer = "largest-attention";
+    std::vector<std::string> sketch{"exact", "rope-pairs"};
+    unsigned bits = 2;
+    double pairs = 0.25;
+    std::string shrinkage = "binary";
+    std::vector<std::string> plan{"greedy", "never"};
+    std::vector<std::string> exact_for{"shortlist", "resident"};
+    bool exact_for_given = false;
+    std::size_t shortlist = 128;
+    std::size_t steps = 0;  // 0: all
+    std::size_t redraws = 8;
+    std::uint64_t seed = 1;
+    std::size_t threads = 1;
+    std::string json;
+    std::string plot;
+};
+
+/// Describes the options; parsing fills `s`.
+inline void add_options(CLI::App& app, settings& s) {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    app.add_option("--trace", s.trace, "folder of an attention trace; see examples/data/README.md")
+        ->capture_default_str();
+    example::add_fraction(app, "--kept", s.kept, {0, 1, false, true},
+                          "share of the tokens that stays resident, sink and local included, the sketch apart", "1/16");
+    app.add_option("--sink", s.sink, "first tokens, always resident")->capture_default_str();
+    app.add_option("--local", s.local, "last tokens of the prompt, always resident")->capture_default_str();
+    example::add_numbers(app, "--epsilon", s.epsilon, {0, infinity, false, false}, "relative errors to certify");
+    example::add_fraction(app, "--delta", s.delta, {0, 1, false, false}, "how often the error may be larger");
+    app.add_option("--scorer", s.scorer, "how prefill ranks tokens")
+        ->check(CLI::IsMember({"largest-attention", "snapkv", "streaming-llm", "key-norm"}))
+        ->capture_default_str();
+    example::add_names(app, "--sketch", s.sketch, {"exact", "rope-pairs"}, "how decode estimates weights");
+    app.add_option("--bits", s.bits, "bits a channel of the rope-pairs sketch")
+        ->check(CLI::Range(1, 8))
+        ->capture_default_str();
+    example::add_fraction(app, "--pairs", s.pairs, {0, 1, false, true},
+                          "share of the channel pairs in the rope-pairs sketch");
+    app.add_option("--shrinkage", s.shrinkage, "how the estimate trades bias for variance")
+        ->check(CLI::IsMember({"binary", "bounded", "none"}))
+        ->capture_default_str();
+    example::add_names(app, "--plan", s.plan, {"greedy", "never", "everything"}, "how rows to fetch are chosen");
+    example::add_names(app, "--exact-for", s.exact_for, {"shortlist", "resident"},
+                       "which tokens get exact weights (without this option both are shown only where they differ)");
+    app.add_option("--shortlist", s.shortlist, "tokens of a KV head that are scored exactly")->capture_default_str();
+    app.add_option("--steps", s.steps, "decode steps, spread over the trace; 0 for all")->capture_default_str();
+    app.add_option("--redraws", s.redraws, "independent samples of the prompt")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    app.add_option("--seed", s.seed, "of the first sample")->capture_default_str();
+    app.add_option("--threads", s.threads, "threads of the decode step; 0 for all")->capture_default_str();
+    app.add_option("--json", s.json, "file for the results as JSON");
+    app.add_option("--plot", s.plot, "file for a plot, SVG");
+}

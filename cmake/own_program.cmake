@@ -4,6 +4,7 @@ include_guard(DIRECTORY)
 set(VERKV_WARNINGS -Wall -Wextra -Wpedantic -Wconversion -Wshadow)
 
 function(verkv_own_program target)
+    set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
     if(NOT CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
         return()
     endif()

@@ -37,9 +37,12 @@ struct synthetic_options {
 };
 
 /// Options for attention that sinks, recent tokens and few others dominate, as in the packaged trace.
+/// The greedy plan then reads about 5 % of the context at epsilon = 0.05, 1/16 kept, for 8K tokens, 3 query heads a
+/// group and 64 channels. The less `shared`, the more is read: with 32K tokens, 4 heads and 128 channels it takes 0.4
+/// for 5 %.
 [[nodiscard]] inline synthetic_options peaked_attention() {
     synthetic_options o;
-    o.shared = 0.85;
+    o.shared = 0.69;
     o.sink_share = 0.35;
     o.local_share = 0.35;
     return o;

@@ -209,7 +209,8 @@ void check(const rope_pair_options& o, std::size_t n, std::size_t heads, unsigne
     rope_pair_sketch pieces(o);
     pieces.fit(exec, keys);
     for (std::size_t first = 0; first < n;) {
-        const std::size_t size = (std::min)(n - first, std::size_t{engine() % (engine() % 4 == 0 ? 40 : 4)});
+        const std::size_t most = engine() % 4 == 0 ? 40 : 4;
+        const std::size_t size = (std::min)(n - first, engine() % most);
         pieces.append(exec, keys.slice(first, size));
         first += size;
     }

@@ -230,7 +230,7 @@ inline std::vector<real> bounded_shrinkage_of(const reference_decision& d) {
     for (const std::size_t i : d.sampled) {
         high += d.mass[i];
     }
-    for (int step = 0; step < 400; ++step) {
+    for (int step = 0; step < 220; ++step) {
         const real middle = low + (high - low) / 2;
         real sum = 0;
         for (const std::size_t i : d.sampled) {

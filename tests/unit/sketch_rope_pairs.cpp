@@ -184,6 +184,9 @@ TEST_CASE("sketch: zero range, zero vectors, an underflowing step") {
             REQUIRE(std::isfinite(logits[i]));
             CHECK(std::abs(logits[i] - 1e6f * x[i]) <= 0.0301f);
         }
+        for (std::size_t i = 0; i < 4; ++i) {
+            CHECK(s.codes().codes[i] == 0u);
+        }
     }
     SECTION("a group of one token") {
         const std::vector<float> keys = in_channel_0({5});

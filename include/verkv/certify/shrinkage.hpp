@@ -101,11 +101,11 @@ struct binary_shrinkage {
                 return a.lift != b.lift ? a.lift > b.lift : a.token < b.token;
             });
             for (const auto& c : w.candidates) {
-                if (!(static_cast<double>(c.lift) > 2 * beta)) {
-                    return;
-                }
                 const double mass = static_cast<double>(m.mass[c.token] * inverse);
                 const double odds = static_cast<double>(m.odds[c.token]);
+                if (!(mass * odds > 2 * beta)) {  // not c.lift: its rounding would decide ties
+                    return;
+                }
                 out.push_back({c.token, mass, odds, 1 / (1 + odds), odds / (1 + odds)});
                 beta += detail::excess(mass, odds);
             }

@@ -50,14 +50,14 @@ VERKV_ALWAYS_INLINE lanes broadcast(float x) {
     return x - lanes{};
 }
 
-/// mask has all bits set where a is taken.
+/// a where the mask's lane is set, else b.
 VERKV_ALWAYS_INLINE lanes select(const int_lanes& mask, const lanes& a, const lanes& b) {
-    return lanes_cast<lanes>((mask & lanes_cast<int_lanes>(a)) | (~mask & lanes_cast<int_lanes>(b)));
+    return mask ? a : b;
 }
 
 /// The larger of two lane by lane; b where they do not compare (NaN).
 VERKV_ALWAYS_INLINE lanes larger_of(const lanes& a, const lanes& b) {
-    return select(lanes_cast<int_lanes>(b < a), a, b);
+    return b < a ? a : b;
 }
 
 VERKV_ALWAYS_INLINE lanes load(const float* p) {
@@ -104,16 +104,34 @@ VERKV_ALWAYS_INLINE void store(float* p, const lanes& x) {
     std::memcpy(p, &x, sizeof(x));
 }
 
-/// Sum of the lanes: halves added, always in the same order.
+/// Folds the lanes by halves, always in the same order: op(lower half, upper half), again and again.
+template <class Op>
+VERKV_ALWAYS_INLINE float fold(const lanes& x, Op&& op) {
+#if VERKV_LANES_WIDTH == 16
+    const lanes a = op(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    const lanes b = op(a, __builtin_shufflevector(a, a, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7));
+    const lanes c = op(b, __builtin_shufflevector(b, b, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3));
+    return op(c, __builtin_shufflevector(c, c, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1))[0];
+#elif VERKV_LANES_WIDTH == 8
+    const lanes b = op(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3));
+    const lanes c = op(b, __builtin_shufflevector(b, b, 2, 3, 2, 3, 2, 3, 2, 3));
+    return op(c, __builtin_shufflevector(c, c, 1, 1, 1, 1, 1, 1, 1, 1))[0];
+#else
+    const lanes c = op(x, __builtin_shufflevector(x, x, 2, 3, 0, 1));
+    return op(c, __builtin_shufflevector(c, c, 1, 1, 1, 1))[0];
+#endif
+}
+
+/// Sum of the lanes.
 VERKV_ALWAYS_INLINE float sum(const lanes& x) {
-    float part[lane_count];
-    std::memcpy(part, &x, sizeof(x));
-    for (std::size_t width = lane_count / 2; width > 0; width /= 2) {
-        for (std::size_t i = 0; i < width; ++i) {
-            part[i] += part[i + width];
-        }
-    }
-    return part[0];
+    return fold(
+        x, [](const lanes& a, const lanes& b) __attribute__((always_inline)) { return a + b; });
+}
+
+/// Largest of the lanes.
+VERKV_ALWAYS_INLINE float largest(const lanes& x) {
+    return fold(
+        x, [](const lanes& a, const lanes& b) __attribute__((always_inline)) { return larger_of(a, b); });
 }
 
 /// Sums of four vectors at once: out[j] = sum(x_j), bit for bit, in a quarter of the steps.
@@ -153,16 +171,6 @@ VERKV_ALWAYS_INLINE void sum_four(const lanes& a, const lanes& b, const lanes& c
 #endif
 }
 
-VERKV_ALWAYS_INLINE float largest(const lanes& x) {
-    float part[lane_count];
-    std::memcpy(part, &x, sizeof(x));
-    float top = part[0];
-    for (std::size_t i = 1; i < lane_count; ++i) {
-        top = larger(part[i], top);
-    }
-    return top;
-}
-
 /// exp of each lane: error at most 2 units in the last place; exactly 0 below -87.3, infinity above 88.7, NaN stays
 /// NaN. Argument reduction by ln 2 in two parts and the polynomial of Cephes' expf (Moshier).
 VERKV_ALWAYS_INLINE lanes exp(const lanes& x) {
@@ -180,7 +188,7 @@ VERKV_ALWAYS_INLINE lanes exp(const lanes& x) {
     const int_lanes scaled = lanes_cast<int_lanes>(y) + (lanes_cast<int_lanes>(shifted) << 23);
     const lanes inside = lanes_cast<lanes>(scaled);
     const lanes low = select(lanes_cast<int_lanes>(x < -87.3f), lanes{}, inside);
-    const lanes high = select(lanes_cast<int_lanes>(x > 88.3f), broadcast(__builtin_inff()), low);
+    const lanes high = select(lanes_cast<int_lanes>(x > 88.7f), broadcast(__builtin_inff()), low);
     return select(lanes_cast<int_lanes>(x != x), x, high);
 }
 

@@ -37,45 +37,50 @@ inline constexpr std::size_t mass_block_size = 64;
 
 inline namespace VERKV_LANES_NAMESPACE {
 
-/// One pass over masses and odds. O(n), 8 bytes read a token; block sums in float over 64 terms.
-inline void survey(masses_view m, float inverse, std::vector<mass_block>& blocks) {
+/// Summary of the tokens first ... first + count - 1, count <= mass_block_size. Sums in float over 64 terms.
+VERKV_ALWAYS_INLINE mass_block survey_block(const masses_view& m, float inverse, std::size_t first, std::size_t count) {
+    lanes lift{}, top{}, term{}, mass{}, variance{};
+    for (std::size_t i = 0; i < count; i += lane_count) {
+        const bool whole = i + lane_count <= count;
+        const float* masses = m.mass.data() + first + i;
+        const float* all_odds = m.odds.data() + first + i;
+        const lanes x = (whole ? load(masses) : load_first(masses, count - i)) * inverse;
+        const lanes odds = whole ? load(all_odds) : load_first(all_odds, count - i);
+        const lanes t = x * odds;
+        const lanes v = x * t;
+        const lanes b = odds > 0.0f ? x * larger_of(odds, broadcast(1.0f)) : lanes{};
+        lift = larger_of(t, lift);
+        top = larger_of(v, top);
+        term = larger_of(b, term);
+        mass += x;
+        variance += v;
+    }
+    return {largest(lift), largest(top), largest(term), sum(mass), static_cast<double>(sum(variance))};
+}
+
+/// Summaries of all blocks. O(n), 8 bytes read a token.
+inline void survey(const masses_view& m, float inverse, std::vector<mass_block>& blocks) {
     const std::size_t n = m.mass.size();
     blocks.clear();
     for (std::size_t first = 0; first < n; first += mass_block_size) {
-        const std::size_t count = smaller(mass_block_size, n - first);
-        lanes lift{}, top{}, term{}, mass{}, variance{};
-        for (std::size_t i = 0; i < count; i += lane_count) {
-            const bool whole = i + lane_count <= count;
-            const lanes x =
-                (whole ? load(m.mass.data() + first + i) : load_first(m.mass.data() + first + i, count - i)) * inverse;
-            const lanes odds =
-                whole ? load(m.odds.data() + first + i) : load_first(m.odds.data() + first + i, count - i);
-            const lanes t = x * odds;
-            const lanes v = x * t;
-            const lanes b = select(lanes_cast<int_lanes>(odds > 0.0f), x * larger_of(odds, broadcast(1.0f)), lanes{});
-            lift = larger_of(t, lift);
-            top = larger_of(v, top);
-            term = larger_of(b, term);
-            mass += x;
-            variance += v;
-        }
-        blocks.push_back({largest(lift), largest(top), largest(term), sum(mass), static_cast<double>(sum(variance))});
+        blocks.push_back(survey_block(m, inverse, first, smaller(mass_block_size, n - first)));
     }
 }
 
 /// Sum of v and largest b over the tokens of a block with v < bound.
-inline void below(masses_view m, float inverse, std::size_t first, std::size_t count, float bound, double& variance,
-                  double& term) {
+VERKV_ALWAYS_INLINE void below(const masses_view& m, float inverse, std::size_t first, std::size_t count, float bound,
+                               double& variance, double& term) {
     lanes sums{}, top{};
     for (std::size_t i = 0; i < count; i += lane_count) {
         const bool whole = i + lane_count <= count;
-        const lanes x =
-            (whole ? load(m.mass.data() + first + i) : load_first(m.mass.data() + first + i, count - i)) * inverse;
-        const lanes odds = whole ? load(m.odds.data() + first + i) : load_first(m.odds.data() + first + i, count - i);
+        const float* masses = m.mass.data() + first + i;
+        const float* all_odds = m.odds.data() + first + i;
+        const lanes x = (whole ? load(masses) : load_first(masses, count - i)) * inverse;
+        const lanes odds = whole ? load(all_odds) : load_first(all_odds, count - i);
         const lanes v = x * (x * odds);
-        const int_lanes inside = lanes_cast<int_lanes>(v < bound) & lanes_cast<int_lanes>(odds > 0.0f);
-        sums += select(inside, v, lanes{});
-        top = larger_of(select(inside, x * larger_of(odds, broadcast(1.0f)), lanes{}), top);
+        sums += v < bound ? v : lanes{};  // 0 outside L
+        const lanes b = odds > 0.0f ? x * larger_of(odds, broadcast(1.0f)) : lanes{};
+        top = larger_of(v < bound ? b : lanes{}, top);
     }
     variance += static_cast<double>(sum(sums));
     term = larger(static_cast<double>(largest(top)), term);

@@ -36,12 +36,14 @@ struct greedy {
         const bernstein_moments all = detail::staged_moments(w);
         const double log_term = t.log_term();
         out.certificate_before = bernstein_bound(all, log_term);
-        std::size_t fetched = 0;
+        out.certificate_after = out.certificate_before;
+        w.singles.clear();
         w.candidates.clear();
-        if (out.certificate_before < t.epsilon) {
-            out.certificate_after = out.certificate_before;
-        } else {
+        std::size_t fetched = 0;
+        if (!(out.certificate_before < t.epsilon)) {
             bernstein_moments rest = candidates(m, inverse, all, t.epsilon, log_term, w);
+            w.selection.assign(w.candidates.begin(), w.candidates.end());
+            w.selection.insert(w.selection.end(), w.singles.begin(), w.singles.end());
             fetched = cut(rest, t.epsilon, log_term, w);
             out.certificate_after = bernstein_bound(rest, log_term);
         }
@@ -56,7 +58,7 @@ private:
         double others = 0;
     };
 
-    static leader find_leader(masses_view m, float inverse, double largest, const workspace& w) {
+    static leader find_leader(const masses_view& plain, float inverse, double largest, const workspace& w) {
         leader found;
         std::size_t holders = 0;
         const auto visit = [&](double term, std::size_t token) {
@@ -75,11 +77,9 @@ private:
                 found.others = larger(top, found.others);
                 continue;
             }
-            const std::size_t last = smaller((b + 1) * detail::mass_block_size, m.mass.size());
+            const std::size_t last = smaller((b + 1) * detail::mass_block_size, plain.mass.size());
             for (std::size_t i = b * detail::mass_block_size; i < last; ++i) {
-                if (detail::find_shrunk(w, i) == w.shrunk.size()) {
-                    visit(static_cast<double>(detail::terms_of(m.mass[i] * inverse, m.odds[i]).term), i);
-                }
+                visit(static_cast<double>(detail::terms_of(plain.mass[i] * inverse, plain.odds[i]).term), i);
             }
         }
         found.unique = holders == 1;
@@ -98,7 +98,8 @@ private:
                                         double log_term, workspace& w) {
         const double x = all.largest * log_term / 3;
         const double root = std::sqrt(x * x + 2 * all.variance * log_term);
-        const leader lead = find_leader(m, inverse, all.largest, w);
+        const masses_view plain = detail::plain(m, w);
+        const leader lead = find_leader(plain, inverse, all.largest, w);
         const auto gain = [&](double bias, double variance, bool leads) {
             const double y = leads ? lead.others * log_term / 3 : x;
             // S_i^2 = y^2 + 2 (V - V_i) l; what is lost in V - V_i is far below S + S_i.
@@ -109,97 +110,69 @@ private:
             bernstein_moments own;
             detail::add_shrunk(own, s);
             const bool leads = lead.unique && lead.token == s.token;
-            w.candidates.push_back({key_of_gain(gain(own.bias, own.variance, leads), root), own.bias,
-                                    static_cast<float>(own.variance), static_cast<float>(own.largest), s.token});
+            w.singles.push_back({key_of_gain(gain(own.bias, own.variance, leads), root), own.bias,
+                                 static_cast<float>(own.variance), static_cast<float>(own.largest), s.token});
         }
-        const bool lead_is_plain = lead.unique && detail::find_shrunk(w, lead.token) == w.shrunk.size();
-        if (lead_is_plain) {
+        if (lead.unique && w.plain_odds[lead.token] > 0) {
             const detail::mass_term own = detail::terms_of(m.mass[lead.token] * inverse, m.odds[lead.token]);
-            const double v = static_cast<double>(own.variance);
-            w.candidates.push_back(
-                {key_of_gain(gain(0, v, true), root), 0, own.variance, own.term, static_cast<token_index>(lead.token)});
+            w.singles.push_back({key_of_gain(gain(0, static_cast<double>(own.variance), true), root), 0, own.variance,
+                                 own.term, static_cast<token_index>(lead.token)});
+            w.plain_odds[lead.token] = 0;
+            detail::survey_again(m, inverse, lead.token / detail::mass_block_size, w);
         }
-        const std::size_t special = lead_is_plain ? lead.token : m.mass.size();
 
         // A bound on V_i under which the plain tokens certify, together with the others that come as late in the
         // order. Whole blocks give a cheap lower bound on what they add up to, which brings the bound near before
         // single tokens are looked at.
+        const auto& blocks = w.shrinkage.blocks;
         float bound = 0;
-        for (const auto& b : w.shrinkage.blocks) {
+        const auto certifies = [&](bernstein_moments below) {
+            const double key = 2 * static_cast<double>(bound) * log_term;
+            for (const auto& s : w.singles) {
+                if (s.key < key) {
+                    add(below, s);
+                }
+            }
+            return bernstein_bound(below, log_term) < epsilon;
+        };
+        for (const auto& b : blocks) {
             bound = larger(b.largest_variance, bound);
         }
-        bound *= 0.5f;
-        const std::size_t others = w.candidates.size();
-        const auto certifies = [&](bernstein_moments all_below) {
-            const double key = 2 * static_cast<double>(bound) * log_term;
-            for (std::size_t i = 0; i < others; ++i) {
-                if (w.candidates[i].key < key) {
-                    add(all_below, w.candidates[i]);
-                }
-            }
-            return bernstein_bound(all_below, log_term) < epsilon;
-        };
-        for (; bound > 0; bound *= 0.5f) {
+        for (bool near = false; bound > 0 && !near;) {
+            bound *= 0.5f;
             bernstein_moments least;
-            for (const auto& b : w.shrinkage.blocks) {
-                if (b.largest_variance < bound) {
-                    least.variance += b.variance;
-                }
+            for (const auto& b : blocks) {
+                least.variance += b.largest_variance < bound ? b.variance : 0;
             }
-            if (certifies(least)) {
-                break;
-            }
+            near = certifies(least);
         }
         bernstein_moments rest;
         for (;; bound *= 0.35f) {
-            rest = plain_below(m, inverse, bound, special, w);
+            rest = {};
+            for (std::size_t b = 0; b < blocks.size(); ++b) {
+                if (blocks[b].largest_variance < bound) {
+                    rest.variance += blocks[b].variance;
+                    rest.largest = larger(static_cast<double>(blocks[b].largest_term), rest.largest);
+                } else {
+                    const std::size_t first = b * detail::mass_block_size;
+                    detail::below(plain, inverse, first, smaller(detail::mass_block_size, m.mass.size() - first), bound,
+                                  rest.variance, rest.largest);
+                }
+            }
             if (bound == 0 || certifies(rest)) {
                 break;
             }
         }
-        for (std::size_t b = 0; b < w.shrinkage.blocks.size(); ++b) {
-            if (!(w.shrinkage.blocks[b].largest_variance >= bound)) {
+        for (std::size_t b = 0; b < blocks.size(); ++b) {
+            if (!(blocks[b].largest_variance >= bound)) {
                 continue;
             }
             const std::size_t last = smaller((b + 1) * detail::mass_block_size, m.mass.size());
             for (std::size_t i = b * detail::mass_block_size; i < last; ++i) {
-                const detail::mass_term own = detail::terms_of(m.mass[i] * inverse, m.odds[i]);
-                if (own.variance >= bound && m.odds[i] > 0 && i != special &&
-                    detail::find_shrunk(w, i) == w.shrunk.size()) {
+                const detail::mass_term own = detail::terms_of(plain.mass[i] * inverse, plain.odds[i]);
+                if (own.variance >= bound && plain.odds[i] > 0) {
                     w.candidates.push_back({2 * static_cast<double>(own.variance) * log_term, 0, own.variance, own.term,
                                             static_cast<token_index>(i)});
-                }
-            }
-        }
-        return rest;
-    }
-
-    /// Moments of the tokens with V_i < bound that are neither shrunk nor `special`.
-    static bernstein_moments plain_below(masses_view m, float inverse, float bound, std::size_t special,
-                                         const workspace& w) {
-        bernstein_moments rest;
-        std::size_t next = 0;  // of w.shrunk
-        for (std::size_t b = 0; b < w.shrinkage.blocks.size(); ++b) {
-            const std::size_t first = b * detail::mass_block_size;
-            const std::size_t last = smaller(first + detail::mass_block_size, m.mass.size());
-            bool plain = !(special >= first && special < last);
-            while (next < w.shrunk.size() && w.shrunk[next].token < last) {
-                plain = false;
-                ++next;
-            }
-            const auto& block = w.shrinkage.blocks[b];
-            if (plain && block.largest_variance < bound) {
-                rest.variance += block.variance;
-                rest.largest = larger(static_cast<double>(block.largest_term), rest.largest);
-            } else if (plain) {
-                detail::below(m, inverse, first, last - first, bound, rest.variance, rest.largest);
-            } else {
-                for (std::size_t i = first; i < last; ++i) {
-                    const detail::mass_term own = detail::terms_of(m.mass[i] * inverse, m.odds[i]);
-                    if (own.variance < bound && i != special && detail::find_shrunk(w, i) == w.shrunk.size()) {
-                        rest.variance += static_cast<double>(own.variance);
-                        rest.largest = larger(static_cast<double>(own.term), rest.largest);
-                    }
                 }
             }
         }
@@ -212,10 +185,10 @@ private:
         to.largest = larger(static_cast<double>(c.term), to.largest);
     }
 
-    /// Length of the shortest prefix of the candidates, in order, whose rest certifies; they end up partitioned there,
+    /// Length of the shortest prefix of the selection, in order, whose rest certifies; it ends up partitioned there,
     /// and `rest` holds the moments of all that is not fetched.
     static std::size_t cut(bernstein_moments& rest, double epsilon, double log_term, workspace& w) {
-        auto& c = w.candidates;
+        auto& c = w.selection;
         std::size_t first = 0;
         std::size_t last = c.size();
         const auto before = [](const auto& a, const auto& b) { return a.before(b); };
@@ -248,28 +221,40 @@ private:
         return last;
     }
 
+    /// Entries by token: the `fetched` first of the selection, and the shrunk tokens that are not among them.
     static void write(std::size_t fetched, workspace& w, verkv::plan& out) {
-        for (std::size_t i = 0; i < fetched; ++i) {
-            out.entries.push_back({w.candidates[i].token, 1, 1});
-        }
-        out.raised = fetched;
-        std::sort(out.entries.begin(), out.entries.end(),
-                  [](const auto& a, const auto& b) { return a.token < b.token; });
-        for (const shrunk_token& s : w.shrunk) {
-            const auto at =
-                std::lower_bound(out.entries.begin(), out.entries.begin() + static_cast<std::ptrdiff_t>(fetched),
-                                 s.token, [](const plan_entry& e, token_index t) { return e.token < t; });
-            if (at == out.entries.begin() + static_cast<std::ptrdiff_t>(fetched) || at->token != s.token) {
-                out.entries.push_back(detail::keep_shrunk(s));
-                ++out.shrunk;
+        const auto last = w.selection.begin() + static_cast<std::ptrdiff_t>(fetched);
+        const auto boundary =
+            std::max_element(w.selection.begin(), last, [](const auto& a, const auto& b) { return a.before(b); });
+        const auto inside = [&](const auto& c) { return fetched > 0 && !boundary->before(c); };
+        for (const auto& c : w.candidates) {  // by token
+            if (inside(c)) {
+                out.entries.push_back({c.token, 1, 1});
             }
         }
-        // Not std::inplace_merge: it allocates.
-        if (out.shrunk > 0) {
-            std::sort(out.entries.begin(), out.entries.end(),
-                      [](const auto& a, const auto& b) { return a.token < b.token; });
+        // The few that were looked at one by one are merged in from behind.
+        w.single_entries.clear();
+        for (std::size_t i = 0; i < w.shrunk.size(); ++i) {
+            const bool fetch = !w.singles.empty() && inside(w.singles[i]);
+            w.single_entries.push_back(fetch ? plan_entry{w.shrunk[i].token, 1, 1} : detail::keep_shrunk(w.shrunk[i]));
+            out.shrunk += !fetch;
         }
+        if (w.singles.size() > w.shrunk.size() && inside(w.singles.back())) {
+            const plan_entry lead{w.singles.back().token, 1, 1};
+            const auto at = std::upper_bound(w.single_entries.begin(), w.single_entries.end(), lead, by_token);
+            w.single_entries.insert(at, lead);
+        }
+        std::size_t plain = out.entries.size();
+        std::size_t single = w.single_entries.size();
+        out.entries.resize(plain + single);
+        for (std::size_t to = out.entries.size(); single > 0;) {
+            const bool from_single = plain == 0 || by_token(out.entries[plain - 1], w.single_entries[single - 1]);
+            out.entries[--to] = from_single ? w.single_entries[--single] : out.entries[--plain];
+        }
+        out.raised = fetched;
     }
+
+    static bool by_token(const plan_entry& a, const plan_entry& b) { return a.token < b.token; }
 };
 
 }  // namespace verkv::inline v0

@@ -29,13 +29,21 @@ struct plan_candidate {
 /// Memory of a planner.
 struct plan_workspace {
     shrinkage_workspace shrinkage;
-    std::vector<shrunk_token> shrunk;  ///< by token once staged
-    std::vector<plan_candidate> candidates;
+    std::vector<shrunk_token> shrunk;        ///< by token once staged
+    std::vector<float> plain_odds;           ///< the odds, 0 for tokens that are looked at one by one
+    std::vector<plan_candidate> singles;     ///< those: the shrunk ones, then the one that alone attains b
+    std::vector<plan_candidate> candidates;  ///< plain tokens that may be fetched, by token
+    std::vector<plan_candidate> selection;   ///< both, partitioned
+    std::vector<plan_entry> single_entries;
 
     void reserve(std::size_t n) {
         shrinkage.reserve(n);
         shrunk.reserve(n);
+        plain_odds.reserve(n);
+        singles.reserve(n + 1);
         candidates.reserve(n);
+        selection.reserve(n + 1);
+        single_entries.reserve(n + 1);
     }
 };
 
@@ -45,6 +53,17 @@ inline float inverse_reference(const masses_view& m) {
     check(m.reference >= 0x1p-120 && m.reference <= 0x1p120, "reference ", m.reference,
           " of the masses; it must lie in [2^-120, 2^120]: shift the logits by their maximum");
     return static_cast<float>(1 / m.reference);
+}
+
+/// The masses with the tokens left out that are looked at one by one.
+inline masses_view plain(const masses_view& m, const plan_workspace& w) {
+    return {m.mass, w.plain_odds, m.reference};
+}
+
+inline void survey_again(const masses_view& m, float inverse, std::size_t block, plan_workspace& w) {
+    const std::size_t first = block * mass_block_size;
+    w.shrinkage.blocks[block] =
+        survey_block(plain(m, w), inverse, first, smaller(mass_block_size, m.mass.size() - first));
 }
 
 /// Surveys the masses, chooses lambda, and takes the shrunk tokens out of their blocks' summaries.
@@ -62,21 +81,15 @@ bool stage(const cpu& exec, const masses_view& m, float inverse, const Shrinkage
     }
     rule.select(exec, m, inverse, w.shrinkage, w.shrunk);
     std::sort(w.shrunk.begin(), w.shrunk.end(), [](const auto& a, const auto& b) { return a.token < b.token; });
-    for (std::size_t i = 0; i < w.shrunk.size();) {
-        const std::size_t block = w.shrunk[i].token / mass_block_size;
-        mass_block& summary = w.shrinkage.blocks[block];
-        summary.largest_variance = summary.largest_term = 0;
-        summary.variance = 0;
-        const std::size_t last = smaller((block + 1) * mass_block_size, m.mass.size());
-        for (std::size_t token = block * mass_block_size; token < last; ++token) {
-            if (i < w.shrunk.size() && w.shrunk[i].token == token) {
-                ++i;
-                continue;
-            }
-            const mass_term t = terms_of(m.mass[token] * inverse, m.odds[token]);
-            summary.variance += static_cast<double>(t.variance);
-            summary.largest_variance = larger(t.variance, summary.largest_variance);
-            summary.largest_term = larger(t.term, summary.largest_term);
+    w.plain_odds.assign(m.odds.begin(), m.odds.end());
+    for (const shrunk_token& s : w.shrunk) {
+        w.plain_odds[s.token] = 0;
+    }
+    std::size_t surveyed = w.shrinkage.blocks.size();
+    for (const shrunk_token& s : w.shrunk) {
+        if (s.token / mass_block_size != surveyed) {
+            surveyed = s.token / mass_block_size;
+            survey_again(m, inverse, surveyed, w);
         }
     }
     return true;
@@ -98,14 +111,6 @@ inline bernstein_moments staged_moments(const plan_workspace& w) {
         add_shrunk(all, s);
     }
     return all;
-}
-
-/// Index of the shrunk token that is `token`, or the number of shrunk tokens.
-inline std::size_t find_shrunk(const plan_workspace& w, std::size_t token) {
-    const auto at = std::lower_bound(w.shrunk.begin(), w.shrunk.end(), token,
-                                     [](const shrunk_token& s, std::size_t t) { return s.token < t; });
-    return at != w.shrunk.end() && at->token == token ? static_cast<std::size_t>(at - w.shrunk.begin())
-                                                      : w.shrunk.size();
 }
 
 /// Probability r = 1/(1 + o) as a float that is below 1 for o > 0.

@@ -14,12 +14,14 @@ namespace verkv::inline v0 {
 
 /// Memory of top_k().
 struct top_k_workspace {
-    std::vector<float> tops;
+    std::vector<float> tops;   // of blocks
+    std::vector<float> order;  // the same, partitioned
     std::vector<token_index> candidates;
 
     /// Makes top_k() over up to n scores allocation-free.
     void reserve(std::size_t n) {
         tops.reserve(n + 1);
+        order.reserve(n + 1);
         candidates.reserve(n);
     }
 };
@@ -31,32 +33,35 @@ inline void top_k(const cpu&, std::span<const float> score, std::size_t k, top_k
                   std::vector<token_index>& out) {
     constexpr float outside = -std::numeric_limits<float>::infinity();
     out.clear();
-    w.candidates.clear();
     if (k == 0) {
         return;
     }
     const std::size_t n = score.size();
     const std::size_t block = smaller<std::size_t>(64, n / (2 * smaller(k, n + 1)) + 1);
     float bound = outside;
-    if (n > 2 * k) {
-        w.tops.clear();
-        for (std::size_t first = 0; first < n; first += block) {
-            w.tops.push_back(detail::largest_of(score.subspan(first, smaller(block, n - first))));
+    w.tops.clear();
+    for (std::size_t first = 0; first < n; first += block) {
+        w.tops.push_back(detail::largest_of(score.subspan(first, smaller(block, n - first))));
+    }
+    if (w.tops.size() > k) {
+        w.order.assign(w.tops.begin(), w.tops.end());
+        const auto kth = w.order.begin() + static_cast<std::ptrdiff_t>(k - 1);
+        std::nth_element(w.order.begin(), kth, w.order.end(), [](float a, float b) { return a > b; });
+        bound = *kth;
+    }
+    w.candidates.clear();
+    for (std::size_t b = 0; b < w.tops.size(); ++b) {
+        if (!(w.tops[b] >= bound)) {
+            continue;
         }
-        if (w.tops.size() > k) {
-            const auto kth = w.tops.begin() + static_cast<std::ptrdiff_t>(k - 1);
-            std::nth_element(w.tops.begin(), kth, w.tops.end(), [](float a, float b) { return a > b; });
-            bound = *kth;
+        const std::size_t last = smaller((b + 1) * block, n);
+        for (std::size_t i = b * block; i < last; ++i) {
+            if (score[i] >= bound && score[i] > outside) {
+                w.candidates.push_back(static_cast<token_index>(i));
+            }
         }
     }
-    w.candidates.resize(n);
-    std::size_t found = 0;
-    for (std::size_t i = 0; i < n; ++i) {
-        w.candidates[found] = static_cast<token_index>(i);
-        found += static_cast<std::size_t>(score[i] >= bound) & static_cast<std::size_t>(score[i] > outside);
-    }
-    w.candidates.resize(found);
-    if (found > k) {
+    if (w.candidates.size() > k) {
         std::nth_element(
             w.candidates.begin(), w.candidates.begin() + static_cast<std::ptrdiff_t>(k), w.candidates.end(),
             [&](token_index a, token_index b) { return score[a] != score[b] ? score[a] > score[b] : a < b; });

@@ -17,5 +17,5 @@ for example in building_blocks own_scorer_and_sketch engine_loop; do
     "$build/bin/$example"
 done
 echo
-echo "=== verify_decode"
-"$build/bin/verify_decode" "$@"
+echo "=== verify_decode (also as JSON and as a plot: $build/verify_decode.json, .svg)"
+"$build/bin/verify_decode" --json "$build/verify_decode.json" --plot "$build/verify_decode.svg" "$@"

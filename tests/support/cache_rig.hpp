@@ -130,6 +130,37 @@ step_answer decode(Cache& cache, verkv::request_id id, const std::vector<Q>& que
     return answer;
 }
 
+/// Dense attention of every query head over the first n tokens, in double.
+template <class T>
+std::vector<reference_attention> dense_in_double(const text<T>& t, std::size_t n, const std::vector<float>& queries) {
+    std::vector<reference_attention> all;
+    const verkv::geometry& g = t.shape;
+    for (std::size_t h = 0; h < g.query_heads; ++h) {
+        all.push_back(attend_in_double(queries.data() + h * g.key_dim, static_cast<double>(g.logit_scale()),
+                                       t.head_keys(h / g.group(), n), t.head_values(h / g.group(), n)));
+    }
+    return all;
+}
+
+/// How far an answer is from dense attention, in units of what float may cost: at most 1 when it is the same thing.
+inline double distance(const step_answer& a, const std::vector<reference_attention>& exact) {
+    double worst = 0;
+    for (std::size_t h = 0; h < exact.size(); ++h) {
+        const std::size_t width = exact[h].output.size();
+        if (std::isinf(exact[h].lse)) {
+            worst = std::max(worst, static_cast<double>(a.lse[h]) == exact[h].lse ? 0 : 1e300);
+        } else {
+            const double error = std::abs(static_cast<double>(a.lse[h]) - exact[h].lse);
+            worst = std::max(worst, std::isfinite(error) ? error / exact[h].lse_error : 1e300);
+        }
+        for (std::size_t c = 0; c < width; ++c) {
+            const double error = std::abs(static_cast<double>(a.output[h * width + c]) - exact[h].output[c]);
+            worst = std::max(worst, std::isfinite(error) ? (error == 0 ? 0 : error / exact[h].output_error[c]) : 1e300);
+        }
+    }
+    return worst;
+}
+
 /// The same draw for every KV head: r and the indices sampled.
 template <class Cache>
 void adopt(Cache& cache, verkv::request_id id, const std::vector<float>& r,

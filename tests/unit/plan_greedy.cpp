@@ -536,5 +536,5 @@ TEST_CASE("plan: allocates nothing after reserve") {
     check(verkv::never_fetch<binary_shrinkage>{});
     check(verkv::never_fetch<bounded_shrinkage>{});
     check(verkv::fetch_everything{});
-    CHECK(with_both > 20);
+    CHECK(with_both > 10);
 }

@@ -137,6 +137,20 @@ TEST_CASE("sample: cap and rescale") {  // case O4
     CHECK(found.scale == Approx(2.8e6).epsilon(1e-6));
 }
 
+TEST_CASE("sample: a hair on either side of the cap") {
+    // The largest of (1, 0.5, 0.5) reaches 1 at a budget of 2 rows.
+    for (const double off : {-5e-5, -1e-6, 0.0, 1e-6, 5e-5}) {
+        CAPTURE(off);
+        const double rows = 2 + off;
+        inclusion_summary found;
+        const floats r = inclusion({1, 0.5f, 0.5f}, rows_of(rows, 3), no_windows, &found);
+        const double expected = off < 0 ? rows / 4 : (rows - 1) / 2;
+        check_near(r, {std::min(1.0, rows / 2), expected, expected}, 1e-7);
+        CHECK(found.certain == (off < 0 ? 0 : 1));
+        CHECK(std::abs(sum_of(r) - rows) <= 2e-7);
+    }
+}
+
 TEST_CASE("sample: fixed tokens are outside the solve") {
     // A low score does not lose its place and a high one takes nothing from the others.
     const floats tau{0, 0.1f, 0.3f, 0.1f, 100};

@@ -449,11 +449,15 @@ TEST_CASE("sketch: reserve, copies, a fit that forgets") {
     rope_pair_sketch s(options(4, 2, 16));
     s.reserve(100);
     s.fit(exec, rows_of(keys, 4));
-    const auto* const before = s.codes().codes;
+    const auto before = s.codes();
+    const std::size_t open_bytes = s.open_bytes();
     for (std::size_t i = 0; i < 100; ++i) {
         s.append(exec, rows_of(keys, 4).slice(i, 1));
     }
-    CHECK(s.codes().codes == before);
+    CHECK(s.codes().codes == before.codes);
+    CHECK(s.codes().parameters == before.parameters);
+    CHECK(s.codes().first_token == before.first_token);
+    CHECK(s.open_bytes() == open_bytes);
     const rope_pair_sketch copy = s;
     const auto expected = estimate(s, query);
     s.fit(exec, rows_of(keys, 4));

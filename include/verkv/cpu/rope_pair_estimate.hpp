@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -50,6 +50,31 @@ VERKV_ALWAYS_INLINE word_lanes load_words(const std::uint32_t* p) {
 
 VERKV_ALWAYS_INLINE void store_words(std::uint32_t* p, const word_lanes& words) {
     std::memcpy(p, &words, sizeof(words));
+}
+
+/// sums[c] += row[c]^2, in double.
+template <storage T>
+void add_squares(const T* row, std::size_t width, double* sums) noexcept {
+    constexpr std::size_t piece = 128;
+    for (std::size_t first = 0; first < width; first += piece) {
+        const std::size_t n = (std::min)(piece, width - first);
+        float converted[piece];
+        const float* x = converted;
+        if constexpr (std::same_as<T, float>) {
+            x = row + first;
+        } else {
+            std::size_t c = 0;
+            for (; c + lane_count <= n; c += lane_count) {
+                store(converted + c, load(row + first + c));
+            }
+            for (; c < n; ++c) {
+                converted[c] = to_float(row[first + c]);
+            }
+        }
+        for (std::size_t c = 0; c < n; ++c) {
+            sums[first + c] += static_cast<double>(x[c]) * static_cast<double>(x[c]);
+        }
+    }
 }
 
 /// Quantises the tokens of one group. raw is [block][channel][16]; its unused places are overwritten.

@@ -104,7 +104,6 @@ inclusion_summary inclusion_probabilities(const Backend&, std::span<const float>
             t = (std::max)(t, lowest);
         }
         const double least = tau.front();
-        const double greatest = tau.back();
         std::size_t uncapped = 0;  // the `uncapped` smallest have r < 1
         if (!everything) {
             std::vector<double> below(free_tokens);  // sum of the smaller ones
@@ -126,10 +125,10 @@ inclusion_summary inclusion_probabilities(const Backend&, std::span<const float>
         if (uncapped == 0) {
             summary.scale = 1 / least;
         }
-        const double cap = uncapped == 0 ? 0 : uncapped < free_tokens ? tau[uncapped] : 2 * greatest;
+        // c tau of a capped token is 1 up to roundings in double: 1 exactly as a float.
         for (std::size_t i = first; i < last; ++i) {
             const double t = (std::max)(static_cast<double>(importance[i]), lowest);
-            r[i] = t >= cap ? 1.0f : static_cast<float>((std::min)(1.0, summary.scale * t));
+            r[i] = static_cast<float>((std::min)(1.0, summary.scale * t));
         }
     }
     std::fill_n(r.begin(), first, 1.0f);

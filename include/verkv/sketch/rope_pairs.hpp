@@ -91,11 +91,7 @@ public:
         const std::size_t half_dim = options_.key_dim / 2;
         std::vector<double> square(options_.key_dim);
         for (std::size_t i = 0; i < keys.count; ++i) {
-            const T* const row = keys[i];
-            for (std::size_t c = 0; c < options_.key_dim; ++c) {
-                const double x = to_float(row[c]);
-                square[c] += x * x;
-            }
+            detail::add_squares(keys[i], options_.key_dim, square.data());
         }
         std::vector<double> energy(half_dim);
         for (std::size_t p = 0; p < half_dim; ++p) {

@@ -58,7 +58,7 @@ public:
             const token_index t = tokens[i];
             if (!holds(t)) {
                 while (used_[hand_] == step_) {
-                    hand_ = hand_ + 1 == rows_.size() ? 0 : hand_ + 1;
+                    advance();
                 }
                 if (token_[hand_] != none) {
                     slot_[token_[hand_]] = none;
@@ -67,6 +67,7 @@ public:
                 slot_[t] = static_cast<std::uint32_t>(hand_);
                 used_[hand_] = step_;
                 copy(t, rows_[hand_]);
+                advance();
                 ++copied;
             }
             row[i] = row_of(t);
@@ -108,6 +109,8 @@ public:
     }
 
 private:
+    void advance() { hand_ = hand_ + 1 == rows_.size() ? 0 : hand_ + 1; }
+
     std::vector<row_id> rows_;
     std::vector<std::uint32_t> token_;  // of a slot
     std::vector<std::uint64_t> used_;   // step in which a slot was last needed

@@ -24,6 +24,7 @@
 #include "verkv/core/prompt.hpp"
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
+#include "verkv/sketch/rope_pairs.hpp"
 
 namespace example {
 
@@ -32,8 +33,7 @@ class trace_error : public file_error {
     using file_error::file_error;
 };
 
-/// Which channels rotary embedding turns together: (2i, 2i+1), or (i, i + key_dim/2).
-enum class rope_pairing { interleaved, half };
+using verkv::rope_pairing;
 
 /// What a trace says about itself, without its arrays.
 struct trace_info {

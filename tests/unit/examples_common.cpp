@@ -138,6 +138,11 @@ TEST_CASE("examples: a plot shows every point and survives odd data") {
     CHECK(occurrences(svg, ">0.0501</text>") == 0);
     CHECK(occurrences(svg, ">δ</text>") == 2);
     CHECK(svg.find("nan") == std::string::npos);
+    const std::size_t end = svg.find("\" fill=\"none\" stroke=\"#0072b2\"");
+    REQUIRE(end != std::string::npos);
+    const std::string line = svg.substr(0, end).substr(svg.rfind("d=\"", end) + 3);
+    CHECK(occurrences(line, "M") == 2);  // broken by the NaN
+    CHECK(occurrences(line, "L") == 0);
 
     for (const bool logarithmic : {false, true}) {
         for (const std::vector<double>& values :

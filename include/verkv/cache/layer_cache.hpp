@@ -70,6 +70,7 @@ public:
           host_(config.host_rows, row_width(), "host row"),
           device_(config.resident_rows, row_width(), "resident row"),
           staging_(config.max_requests * config.shape.kv_heads * config.staging_rows, row_width(), "staging row"),
+          staging_rows_(config.staging_rows),
           requests_(config.max_requests),
           workspaces_(workers(exec)) {
         for (auto& w : workspaces_) {
@@ -439,10 +440,9 @@ private:
             r.positions.reserve(config_.max_tokens);
             r.draw_positions.reserve(config_.max_tokens);
         }
-        std::vector<row_id> rows(config_.staging_rows);
         for (auto& head : r.heads) {
-            staging_.allocate(rows);
-            head.staging.open(rows, config_.max_tokens);
+            staging_.allocate(staging_rows_);
+            head.staging.open(staging_rows_, config_.max_tokens);
             head.sketch = prototype_;
         }
     }
@@ -641,6 +641,7 @@ private:
     row_pool<T> host_;
     row_pool<T> device_;
     row_pool<T> staging_;
+    std::vector<row_id> staging_rows_;  // of a KV head, while open() deals them out
     std::vector<request> requests_;
     std::vector<detail::step_workspace<Planner>> workspaces_;
     std::vector<std::exception_ptr> errors_;

@@ -86,5 +86,26 @@ VERKV_ALWAYS_INLINE void below(const masses_view& m, float inverse, std::size_t 
     term = larger(static_cast<double>(largest(top)), term);
 }
 
+/// Calls use(token, its terms) for the tokens of L in a block with v >= bound, by index.
+template <class Use>
+VERKV_ALWAYS_INLINE void for_each_at_least(const masses_view& m, float inverse, std::size_t first, std::size_t count,
+                                           float bound, Use&& use) {
+    for (std::size_t i = first; i < first + count; i += lane_count) {
+        const std::size_t last = smaller(i + lane_count, first + count);
+        if (i + lane_count == last) {
+            const lanes x = load(m.mass.data() + i) * inverse;
+            if (!(largest(x * (x * load(m.odds.data() + i))) >= bound)) {
+                continue;
+            }
+        }
+        for (std::size_t token = i; token < last; ++token) {
+            const mass_term own = terms_of(m.mass[token] * inverse, m.odds[token]);
+            if (own.variance >= bound && m.odds[token] > 0) {
+                use(token, own);
+            }
+        }
+    }
+}
+
 }  // namespace VERKV_LANES_NAMESPACE
 }  // namespace verkv::inline v0::detail

@@ -147,7 +147,7 @@ private:
             near = certifies(least);
         }
         bernstein_moments rest;
-        for (;; bound *= 0.35f) {
+        while (true) {
             rest = {};
             for (std::size_t b = 0; b < blocks.size(); ++b) {
                 if (blocks[b].largest_variance < bound) {
@@ -162,19 +162,21 @@ private:
             if (bound == 0 || certifies(rest)) {
                 break;
             }
+            // What may stay has at most this variance; the tokens below a bound add up to more or less in proportion.
+            const double y = rest.largest * log_term / 3;
+            const double allowed = epsilon > 2 * y ? epsilon * (epsilon - 2 * y) / (2 * log_term) : 0;
+            bound *= static_cast<float>((std::clamp)(0.9 * allowed / rest.variance, 0.05, 0.7));
         }
         for (std::size_t b = 0; b < blocks.size(); ++b) {
             if (!(blocks[b].largest_variance >= bound)) {
                 continue;
             }
-            const std::size_t last = smaller((b + 1) * detail::mass_block_size, m.mass.size());
-            for (std::size_t i = b * detail::mass_block_size; i < last; ++i) {
-                const detail::mass_term own = detail::terms_of(plain.mass[i] * inverse, plain.odds[i]);
-                if (own.variance >= bound && plain.odds[i] > 0) {
-                    w.candidates.push_back({2 * static_cast<double>(own.variance) * log_term, 0, own.variance, own.term,
-                                            static_cast<token_index>(i)});
-                }
-            }
+            const std::size_t first = b * detail::mass_block_size;
+            detail::for_each_at_least(plain, inverse, first, smaller(detail::mass_block_size, m.mass.size() - first),
+                                      bound, [&](std::size_t i, detail::mass_term own) {
+                                          w.candidates.push_back({2 * static_cast<double>(own.variance) * log_term, 0,
+                                                                  own.variance, own.term, static_cast<token_index>(i)});
+                                      });
         }
         return rest;
     }

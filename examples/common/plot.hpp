@@ -126,7 +126,7 @@ inline plot_scale make_scale(const plot_axis& axis, const std::vector<double>& v
     }
     if (s.ticks.empty() && logarithmic) {
         const bool wide = s.high - s.low > 2.5;
-        for (double decade = std::floor(s.low); decade <= s.high; ++decade) {
+        for (int decade = static_cast<int>(std::floor(s.low)); decade <= s.high; ++decade) {
             for (const double digit : {1.0, 2.0, 5.0}) {
                 if (digit == 1 || !wide) {
                     s.ticks.push_back(digit * std::pow(10.0, decade));
@@ -137,8 +137,9 @@ inline plot_scale make_scale(const plot_axis& axis, const std::vector<double>& v
         const double rough = (s.high - s.low) / 6;
         const double decade = std::pow(10.0, std::floor(std::log10(rough)));
         const double step = decade * (rough > 5 * decade ? 10 : rough > 2 * decade ? 5 : rough > decade ? 2 : 1);
-        for (double i = std::ceil(s.low / step); i * step <= s.high; ++i) {
-            s.ticks.push_back(i * step);
+        const double first = std::ceil(s.low / step);
+        for (int i = 0; i < 8; ++i) {  // more than fit
+            s.ticks.push_back((first + i) * step);
         }
     }
     std::erase_if(s.ticks, [&](double tick) {
@@ -200,8 +201,8 @@ inline std::string marker(const plot_style& style, double x, double y, bool holl
     };
 
     std::string body;
-    const auto put = [&](fmt::string_view format, const auto&... parts) {
-        fmt::format_to(std::back_inserter(body), fmt::runtime(format), parts...);
+    const auto put = [&]<class... Parts>(fmt::format_string<const Parts&...> format, const Parts&... parts) {
+        fmt::format_to(std::back_inserter(body), format, parts...);
     };
     if (!figure.title.empty()) {
         put("<text x=\"{:.1f}\" y=\"28\" text-anchor=\"middle\" font-size=\"16\" font-weight=\"600\">{}</text>\n",

@@ -22,17 +22,15 @@ struct text {
     std::vector<verkv::position_t> positions;
 
     text(const verkv::geometry& g, std::size_t n)
-        : shape(g),
-          tokens(n),
-          keys(n * g.kv_heads * g.key_dim),
-          values(n * g.kv_heads * g.value_dim),
-          positions(n) {
+        : shape(g), tokens(n), keys(n * g.kv_heads * g.key_dim), values(n * g.kv_heads * g.value_dim), positions(n) {
         for (std::size_t i = 0; i < n; ++i) {
             positions[i] = static_cast<verkv::position_t>(i);
         }
     }
 
-    T* key(std::size_t token, std::size_t head) { return keys.data() + (token * shape.kv_heads + head) * shape.key_dim; }
+    T* key(std::size_t token, std::size_t head) {
+        return keys.data() + (token * shape.kv_heads + head) * shape.key_dim;
+    }
     T* value(std::size_t token, std::size_t head) {
         return values.data() + (token * shape.kv_heads + head) * shape.value_dim;
     }

@@ -120,9 +120,9 @@ TEST_CASE("attend: lanes of halves and bfloat16s are what to_float says") {
         bool same = true;
         const auto compare = [&](auto element, float x) {
             const float expected = verkv::to_float(element);
-            same = same && (std::isnan(expected)
-                                ? std::isnan(x)
-                                : std::bit_cast<std::uint32_t>(expected) == std::bit_cast<std::uint32_t>(x));
+            same = same &&
+                   (std::isnan(expected) ? std::isnan(x)
+                                         : std::bit_cast<std::uint32_t>(expected) == std::bit_cast<std::uint32_t>(x));
         };
         lane::store(out, lane::load(h));
         for (std::size_t i = 0; i < lane::lane_count; ++i) {

@@ -29,11 +29,14 @@ answer attention(const std::vector<float>& queries, std::size_t heads, float sca
     answer a{std::vector<float>(heads * values.width, -77), std::vector<float>(heads, -77)};
     verkv::attend_workspace workspace;
     const bool shared = log_weight.size() == n && heads > 1;
-    const verkv::matrix_view<const float> add{log_weight.data(), log_weight.empty() ? 0 : shared ? 1 : heads, n,
-                                              static_cast<std::ptrdiff_t>(n)};
-    verkv::attend(
-        verkv::cpu{}, verkv::contiguous_rows(std::span<const float>(queries), keys.width), scale, keys, values, add,
-        workspace, {a.output.data(), heads, values.width, static_cast<std::ptrdiff_t>(values.width)}, a.lse);
+    const verkv::matrix_view<const float> add{log_weight.data(),
+                                              log_weight.empty() ? 0
+                                              : shared           ? 1
+                                                                 : heads,
+                                              n, static_cast<std::ptrdiff_t>(n)};
+    verkv::attend(verkv::cpu{}, verkv::contiguous_rows(std::span<const float>(queries), keys.width), scale, keys,
+                  values, add, workspace,
+                  {a.output.data(), heads, values.width, static_cast<std::ptrdiff_t>(values.width)}, a.lse);
     return a;
 }
 
@@ -100,9 +103,9 @@ TEST_CASE("attend: nothing to attend to gives 0 and -infinity") {
     CHECK(a.output == std::vector<float>(15, 0.0f));
     CHECK(a.lse == std::vector<float>(3, -infinity));
     const std::vector<float> rows(8 * 5, 1.0f);
-    const answer b = attention(queries, 3, 1, verkv::contiguous_rows(std::span<const float>(rows), 4).slice(0, 8),
-                               verkv::contiguous_rows(std::span<const float>(rows), 5),
-                               std::vector<float>(8, -infinity));
+    const answer b =
+        attention(queries, 3, 1, verkv::contiguous_rows(std::span<const float>(rows), 4).slice(0, 8),
+                  verkv::contiguous_rows(std::span<const float>(rows), 5), std::vector<float>(8, -infinity));
     CHECK(b.output == std::vector<float>(15, 0.0f));
     CHECK(b.lse == std::vector<float>(3, -infinity));
 }
@@ -127,9 +130,9 @@ TEST_CASE("attend: logits of plus and minus 60000") {
     // A log-weight of a token with a tiny r takes part whatever the logit.
     const std::vector<float> keys{60000, 60000};
     const std::vector<float> values{1, 3};
-    const answer a = attention({1.0f}, 1, 1, verkv::contiguous_rows(std::span<const float>(keys), 1),
-                               verkv::contiguous_rows(std::span<const float>(values), 1),
-                               {0.0f, static_cast<float>(std::log(3.0))});
+    const answer a =
+        attention({1.0f}, 1, 1, verkv::contiguous_rows(std::span<const float>(keys), 1),
+                  verkv::contiguous_rows(std::span<const float>(values), 1), {0.0f, static_cast<float>(std::log(3.0))});
     CHECK(a.output[0] == Approx(2.5).epsilon(2e-3));
 }
 
@@ -269,8 +272,11 @@ TEST_CASE("attend: refuses shapes that disagree") {
     CHECK(refused(call(rows_of(2, 4), rows_of(3, 4), rows_of(3, 5), none, 2, 4, 2), {"[2, 4]"}));
     CHECK(refused(call(rows_of(2, 4), rows_of(3, 4), rows_of(3, 5), none, 2, 5, 3), {"[3]"}));
     float one = 0;
-    CHECK(refused([&] { verkv::merge_attention(std::span<float>(output).first(3), one, {memory.data(), 4}, 0); },
-                  {"3", "4"}));
+    CHECK(refused(
+        [&] {
+            verkv::merge_attention(std::span<float>(output).first(3), one, {memory.data(), 4}, 0);
+        },
+        {"3", "4"}));
 }
 
 TEST_CASE("attend: parts merge to the whole, in any order") {

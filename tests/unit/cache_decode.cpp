@@ -21,8 +21,8 @@ using namespace support;
 const verkv::compression eighth{verkv::budget::fraction(1.0 / 8), {4, 8}};
 
 template <class Cache, class T>
-verkv::request_id compressed(Cache& cache, const text<T>& t, std::size_t prompt,
-                             const verkv::compression& how = eighth, std::uint64_t seed = 1) {
+verkv::request_id compressed(Cache& cache, const text<T>& t, std::size_t prompt, const verkv::compression& how = eighth,
+                             std::uint64_t seed = 1) {
     const auto id = cache.open(seed);
     prefill(cache, id, t, 0, prompt);
     cache.compress(id, verkv::key_norm{}, how);
@@ -279,6 +279,47 @@ TEST_CASE("cache: the shortlist is read exactly, staged and resident tokens apar
     for (std::size_t i = 0; i < a.output.size(); ++i) {
         CHECK(b.output[i] == Approx(a.output[i]).epsilon(1e-5).margin(1e-6));
     }
+}
+
+namespace {
+
+/// Plans of a step with a sketch that is off, for a sample.
+template <class Exact>
+std::vector<verkv::plan> plans_with(const std::vector<verkv::token_index>& sample) {
+    const verkv::geometry shape{2, 1, 8, 4, 0};
+    constexpr std::size_t n = 120;
+    const auto t = random_text<float>(shape, n, 14);
+    std::vector<float> r(n, 0.3f);
+    r[0] = r[1] = 1;
+    std::vector<verkv::plan> plans;
+    using planner = someone::recorded<verkv::greedy<>>;
+    verkv::layer_cache<float, someone::off_sketch, planner, Exact> cache(roomy(shape, n), someone::off_sketch(0.5f), {},
+                                                                         planner{{}, &plans}, {10});
+    const auto id = cache.open();
+    prefill(cache, id, t, 0, n);
+    adopt(cache, id, r, sample);
+    decode(cache, id, random_queries<float>(shape, 14), {0.4, 0.1});
+    return plans;
+}
+
+bool same_plans(const std::vector<verkv::plan>& a, const std::vector<verkv::plan>& b) {
+    return a.size() == 2 && b.size() == 2 && a[0].entries == b[0].entries && a[1].entries == b[1].entries &&
+           a[0].certificate_before == b[0].certificate_before && a[1].certificate_after == b[1].certificate_after;
+}
+
+}  // namespace
+
+TEST_CASE("cache: the sample does not leak into the plan, but by the paper's rule") {
+    const std::vector<verkv::token_index> few{0, 1, 50};
+    std::vector<verkv::token_index> many{0, 1};
+    for (verkv::token_index i = 3; i < 120; i += 3) {
+        many.push_back(i);
+    }
+    const auto plans = plans_with<verkv::exact_for_shortlist>(few);
+    REQUIRE(plans.size() == 2);
+    REQUIRE(plans[0].raised > 0);
+    CHECK(same_plans(plans, plans_with<verkv::exact_for_shortlist>(many)));
+    CHECK_FALSE(same_plans(plans_with<verkv::exact_for_resident>(few), plans_with<verkv::exact_for_resident>(many)));
 }
 
 namespace {

@@ -279,9 +279,9 @@ TEST_CASE("cache: shifted keys are turned in host memory, among the residents, i
         }
         std::vector<float> logits(cache.sketch_of(id, 0).size());
         CHECK(logits.size() == 60);
-        cache.sketch_of(id, 0).estimate(
-            verkv::cpu{}, verkv::contiguous_rows(std::span<const float>(queries).first(4), 4), 1.0f,
-            {logits.data(), 1, logits.size(), static_cast<std::ptrdiff_t>(logits.size())});
+        cache.sketch_of(id, 0).estimate(verkv::cpu{},
+                                        verkv::contiguous_rows(std::span<const float>(queries).first(4), 4), 1.0f,
+                                        {logits.data(), 1, logits.size(), static_cast<std::ptrdiff_t>(logits.size())});
         for (std::size_t i = 0; i < 60; ++i) {
             double exact = 0;
             for (std::size_t c = 0; c < 4; ++c) {
@@ -393,7 +393,10 @@ TEST_CASE("cache: running out of rows changes nothing") {
     unchanged();
     // A sample that does not fit.
     CHECK(refused<out_of_capacity>(
-        [&] { cache.compress(id, verkv::key_norm{}, {verkv::budget::fraction(1), {}}); }, {"20 tokens", "40"}));
+        [&] {
+            cache.compress(id, verkv::key_norm{}, {verkv::budget::fraction(1), {}});
+        },
+        {"20 tokens", "40"}));
     unchanged();
     std::vector<float> all_certain(20, 1.0f);
     std::vector<verkv::token_index> all(20);
@@ -438,13 +441,19 @@ TEST_CASE("cache: bad arguments are refused and change nothing") {
     }
     SECTION("budgets") {
         for (const double kept : {0.0, -0.5, 1.0000001, not_a_number}) {
-            CHECK(refused([&] { cache.compress(id, verkv::key_norm{}, {verkv::budget::fraction(kept), {}}); },
-                          {"kept"}));
+            CHECK(refused(
+                [&] {
+                    cache.compress(id, verkv::key_norm{}, {verkv::budget::fraction(kept), {}});
+                },
+                {"kept"}));
         }
         CHECK(refused([&] { cache.compress(id, verkv::key_norm{}, {verkv::budget::tokens(0), {}}); }, {"0"}));
         // Nothing left beside the fixed tokens.
-        CHECK(refused([&] { cache.compress(id, verkv::key_norm{}, {verkv::budget::tokens(10), {5, 5}}); },
-                      {"10", "60"}));
+        CHECK(refused(
+            [&] {
+                cache.compress(id, verkv::key_norm{}, {verkv::budget::tokens(10), {5, 5}});
+            },
+            {"10", "60"}));
     }
     SECTION("geometries and sizes") {
         const auto build = [&](auto change) {
@@ -530,9 +539,7 @@ TEST_CASE("cache: bad arguments are refused and change nothing") {
     }
     SECTION("scores and draws") {
         std::vector<float> scores(2 * 70, 0.5f);
-        const auto score = [&] {
-            cache.compress(id, verkv::given_scores(std::span<const float>(scores)), eighth);
-        };
+        const auto score = [&] { cache.compress(id, verkv::given_scores(std::span<const float>(scores)), eighth); };
         scores[80] = std::nanf("");
         CHECK(refused(score, {"score of token 10"}));
         scores.pop_back();
@@ -570,7 +577,7 @@ TEST_CASE("cache: a sketch that refuses the keys leaves the request as it was") 
     const auto id = cache.open();
     prefill(cache, id, t, 0, 30);
     const auto before = state_of<float>(cache, id);
-    CHECK(refused([&] { cache.compress(id, verkv::key_norm{}, eighth); }, {"6", "8"}));
+    CHECK(refused([&] { cache.compress(id, verkv::key_norm{}, {verkv::budget::tokens(10), {}}); }, {"6", "8"}));
     CHECK(refused([&] { adopt(cache, id, std::vector<float>(30, 0.5f), {}); }, {"6", "8"}));
     CHECK(state_of<float>(cache, id) == before);
     CHECK(refused<invalid_state>([&] { decode(cache, id, std::vector<float>(6)); }, {"30"}));
@@ -603,7 +610,8 @@ TEST_CASE("cache: rows may come with any strides, heads first or tokens first") 
     // Queries with a stride, of another storage.
     std::vector<float> spread(4 * 9);
     for (std::size_t h = 0; h < 4; ++h) {
-        std::copy_n(queries.begin() + static_cast<std::ptrdiff_t>(5 * h), 5, spread.begin() + static_cast<std::ptrdiff_t>(9 * h));
+        std::copy_n(queries.begin() + static_cast<std::ptrdiff_t>(5 * h), 5,
+                    spread.begin() + static_cast<std::ptrdiff_t>(9 * h));
     }
     step_answer a;
     auto item = item_of(shape, id, std::span<const float>(queries), a);

@@ -125,8 +125,8 @@ TEST_CASE("cache: a scorer that looks at queries gives the same draw for any thr
         verkv::layer_cache<float, verkv::exact_sketch<float>> cache(roomy(shape, 1500), {}, exec);
         const auto id = cache.open(9);
         prefill(cache, id, t, 0, 1500);
-        cache.compress(id, verkv::largest_attention{}, sixteenth, verkv::heads_of(std::span<const float>(kept), 100, 4, 8),
-                       positions);
+        cache.compress(id, verkv::largest_attention{}, sixteenth,
+                       verkv::heads_of(std::span<const float>(kept), 100, 4, 8), positions);
         auto s = state_of<float>(cache, id);
         s.places.clear();
         return s;
@@ -145,9 +145,11 @@ TEST_CASE("cache: the same bits however the prompt is cut into chunks") {
     const auto t = random_text<verkv::bfloat16>(shape, n, 5);
     const auto queries = random_queries<float>(shape, 5);
     std::vector<outcome> outcomes;
-    for (const std::vector<std::size_t>& chunks :
-         {std::vector<std::size_t>{700}, {1, 699}, {0, 64, 0, 636}, std::vector<std::size_t>(100, 7),
-          std::vector<std::size_t>(700, 1)}) {
+    for (const std::vector<std::size_t>& chunks : {std::vector<std::size_t>{700},
+                                                   {1, 699},
+                                                   {0, 64, 0, 636},
+                                                   std::vector<std::size_t>(100, 7),
+                                                   std::vector<std::size_t>(700, 1)}) {
         verkv::layer_cache<verkv::bfloat16, verkv::rope_pair_sketch> cache(roomy(shape, n), pairs_of(16));
         const auto id = cache.open(3);
         std::size_t first = 0;

@@ -93,9 +93,8 @@ TEMPLATE_TEST_CASE("cases: O2, a log-weight is added to the scaled logit", "", f
         std::vector<float> output(2);
         std::vector<float> lse(1);
         verkv::attend_workspace workspace;
-        verkv::attend(verkv::cpu{}, verkv::contiguous_rows(std::span<const float>(query), 16), 0.25f,
-                      t.head_keys(0, 3), t.head_values(0, 3), {add.data(), 1, 3, 3}, workspace, {output.data(), 1, 2, 2},
-                      lse);
+        verkv::attend(verkv::cpu{}, verkv::contiguous_rows(std::span<const float>(query), 16), 0.25f, t.head_keys(0, 3),
+                      t.head_values(0, 3), {add.data(), 1, 3, 3}, workspace, {output.data(), 1, 2, 2}, lse);
         check(output, lse[0]);
     }
     SECTION("a step: r = 1, 0.25, 0.5, all in the sample, lambda of the last one 0.5") {
@@ -151,10 +150,10 @@ TEMPLATE_TEST_CASE("cases: O6, NaN in slots that nobody owns", "", float, verkv:
             std::vector<float> output(2);
             std::vector<float> lse(1);
             verkv::attend_workspace workspace;
-            verkv::dense_attention<TestType>(
-                verkv::cpu{}, verkv::contiguous_rows(std::span<const float>(query), 2), 1.0f,
-                {keys.data(), 2, 5, 2, slots.data()}, {values.data(), 2, 5, 2, slots.data()}, workspace,
-                {output.data(), 1, 2, 2}, lse);
+            verkv::dense_attention<TestType>(verkv::cpu{}, verkv::contiguous_rows(std::span<const float>(query), 2),
+                                             1.0f, {keys.data(), 2, 5, 2, slots.data()},
+                                             {values.data(), 2, 5, 2, slots.data()}, workspace,
+                                             {output.data(), 1, 2, 2}, lse);
             check_five_tokens<TestType>(output, lse[0]);
             output.push_back(lse[0]);
             if (bits.empty()) {
@@ -166,8 +165,8 @@ TEMPLATE_TEST_CASE("cases: O6, NaN in slots that nobody owns", "", float, verkv:
     SECTION("a step whose free rows, resident, host and staged, were left behind full of it") {
         std::vector<step_answer> answers;
         for (const float fill : {0.0f, not_a_number, infinity}) {
-            verkv::layer_cache<TestType, verkv::exact_sketch<TestType>, verkv::fetch_everything> cache(
-                roomy(shape, 8), {});
+            verkv::layer_cache<TestType, verkv::exact_sketch<TestType>, verkv::fetch_everything> cache(roomy(shape, 8),
+                                                                                                       {});
             text<TestType> bad(shape, 8);
             for (std::size_t i = 0; i < 16; ++i) {
                 bad.values[i] = verkv::from_float<TestType>(fill);

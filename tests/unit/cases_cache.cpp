@@ -253,9 +253,8 @@ void estimates_after_removal_and_shift(const Sketch& sketch) {
     const auto query = generator(1).normals<float>(4);
     const auto estimates = [&] {
         std::vector<float> logits(cache.sketch_of(id, 0).size());
-        cache.sketch_of(id, 0).estimate(
-            verkv::cpu{}, verkv::contiguous_rows(std::span<const float>(query), 4), 1.0f,
-            {logits.data(), 1, logits.size(), static_cast<std::ptrdiff_t>(logits.size())});
+        cache.sketch_of(id, 0).estimate(verkv::cpu{}, verkv::contiguous_rows(std::span<const float>(query), 4), 1.0f,
+                                        {logits.data(), 1, logits.size(), static_cast<std::ptrdiff_t>(logits.size())});
         return logits;
     };
     const auto before = estimates();
@@ -295,9 +294,7 @@ TEST_CASE("cases: O13, free rows in host memory") {
     const auto row_at = [&](int position) -> const float* {
         const auto p = cache.positions(id);
         const auto at = std::find(p.begin(), p.end(), position);
-        return at == p.end()
-                   ? nullptr
-                   : cache.host_row(id, 0, static_cast<verkv::token_index>(at - p.begin())).data();
+        return at == p.end() ? nullptr : cache.host_row(id, 0, static_cast<verkv::token_index>(at - p.begin())).data();
     };
     // 1
     append(cache, id, t, 0, 3);

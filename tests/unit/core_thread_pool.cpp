@@ -107,6 +107,29 @@ TEST_CASE("core: the calling thread works along, and sees what the others wrote"
     CHECK(who[1] != std::this_thread::get_id());
 }
 
+TEST_CASE("core: a run from inside a task, or beside another run, is done on the caller's thread") {
+    verkv::thread_pool pool(3);
+    const verkv::cpu exec{&pool};
+    std::atomic<int> done{0};
+    verkv::for_each_task(exec, 8, [&](std::size_t, std::size_t) {
+        const auto self = std::this_thread::get_id();
+        verkv::for_each_task(exec, 5, [&](std::size_t, std::size_t worker) {
+            done += std::this_thread::get_id() == self && worker == 0;
+        });
+    });
+    CHECK(done == 40);
+    std::atomic<int> both{0};
+    const auto many = [&] {
+        for (int round = 0; round < 200; ++round) {
+            verkv::for_each_task(exec, 7, [&](std::size_t, std::size_t) { ++both; });
+        }
+    };
+    std::thread other(many);
+    many();
+    other.join();
+    CHECK(both == 2 * 200 * 7);
+}
+
 TEST_CASE("core: without an executor tasks run in order on the caller's thread") {
     std::vector<std::size_t> order;
     verkv::for_each_task(verkv::cpu{}, 5, [&](std::size_t index, std::size_t worker) {

@@ -460,7 +460,7 @@ TEST_CASE("examples: synthetic sinks and local tokens get the share they were as
     o = example::peaked_attention();
     o.shape = {2, 1, 3, 3, 0};
     CHECK_THROWS_AS(synthetic_trace<float>(o), verkv::invalid_argument);
-    for (const std::size_t n : {1, 3, 4, 60, 68, 69}) {
+    for (const std::size_t n : {1u, 3u, 4u, 60u, 68u, 69u}) {
         o = example::peaked_attention();
         o.shape = {2, 1, 4, 3, 0};
         o.prefill_tokens = n;

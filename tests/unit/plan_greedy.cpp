@@ -468,6 +468,37 @@ TEST_CASE("plan: extreme but finite numbers end, and certify") {
     }
 }
 
+TEST_CASE("plan: tokens whose variance is no float beside the others' count all the same") {
+    // (m/R)^2 underflows below 1e-22. An epsilon under that has all of L fetched, and the certificate says so.
+    floats mass(150, 1e-24f), r(150, 0.5f);
+    mass[0] = 1;
+    r[0] = 1;
+    for (std::size_t large : {0, 1, 4}) {
+        for (std::size_t i = 1; i <= large; ++i) {
+            mass[i] = 1e-3f * static_cast<float>(i);
+        }
+        const decision d(mass, r);
+        for (const double epsilon : {1e-22, 1e-25, 1e-30, 1e-44, 1e-100, 1e-300}) {
+            INFO("large " << large << ", epsilon " << epsilon);
+            const auto check = [&](const plan& p) {
+                double left = 0;
+                std::vector<bool> taken(d.size(), false);
+                for (const token_index i : fetched(p)) {
+                    taken[i] = true;
+                }
+                for (std::size_t i = 1; i < d.size(); ++i) {
+                    left = taken[i] ? left : std::max(left, static_cast<double>(mass[i]) / d.reference);
+                }
+                CHECK(p.certificate_after < epsilon);
+                CHECK(p.certificate_after >= 0.5 * left);
+            };
+            check(planned<binary_shrinkage>(d, {epsilon, 0.1}));
+            check(planned<bounded_shrinkage>(d, {epsilon, 0.1}));
+            check(planned<no_shrinkage>(d, {epsilon, 0.1}));
+        }
+    }
+}
+
 TEST_CASE("plan: a call that is refused leaves the plan as it was") {
     dice r(26);
     const decision d = support::random_decision(r, 100, weights::peaked, probabilities::importance);

@@ -145,8 +145,7 @@ TEST_CASE("store: offsets beyond 2^31 elements") {
             pool.row(id)[0] = verkv::from_float<verkv::half>(static_cast<float>(id % 1000));
             pool.row(id)[width - 1] = verkv::from_float<verkv::half>(static_cast<float>(id % 1000 + 1));
         }
-        CHECK(pool.row(static_cast<row_id>(rows - 1)) - pool.row(0) ==
-              static_cast<std::ptrdiff_t>((rows - 1) * width));
+        CHECK(pool.row(static_cast<row_id>(rows - 1)) - pool.row(0) == static_cast<std::ptrdiff_t>((rows - 1) * width));
         const auto view = pool.view(last, width - 1, 1);
         const auto front = pool.view(last, 0, 1);
         for (std::size_t i = 0; i < last.size(); ++i) {

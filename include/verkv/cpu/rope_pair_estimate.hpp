@@ -195,17 +195,12 @@ VERKV_ALWAYS_INLINE void add_channels(const std::uint32_t* const (&at)[vectors_a
     word_lanes word[vectors_at_once];
     if constexpr (Bits > 0) {
         constexpr std::size_t unit = 16 / Bits;
-        for (std::size_t c = 0, w = 0; c < channels; c += 2 * unit, ++w) {
+        std::uint32_t half_words = 0;
+        for (std::size_t c = 0; c < channels; c += unit, ++half_words) {
             for (std::size_t v = 0; v < vectors_at_once; ++v) {
-                word[v] = load_words(at[v] + w * block_tokens);
+                word[v] = load_words(at[v] + half_words / 2 * block_tokens) >> (half_words % 2 * 16);
             }
             add_half_word<Bits, Heads>(word, factor + c, sums, std::make_index_sequence<unit>{});
-            if (c + unit < channels) {
-                for (auto& half_word : word) {
-                    half_word >>= 16;
-                }
-                add_half_word<Bits, Heads>(word, factor + c + unit, sums, std::make_index_sequence<unit>{});
-            }
         }
     } else {
         for (std::size_t c = 0, bit = 0; c < channels; ++c, bit += bits) {

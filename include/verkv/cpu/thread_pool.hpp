@@ -13,7 +13,8 @@
 namespace verkv::inline v0 {
 
 /// Threads that wait for work; the calling thread works along, as worker 0.
-/// Tasks are handed out one by one, so uneven ones balance. run() allocates nothing. One run() at a time.
+/// Tasks are handed out one by one, so uneven ones balance. run() allocates nothing. A run() that finds the pool at
+/// work, for another thread or from one of its own tasks, does its tasks on the caller's thread.
 class thread_pool final : public executor {
 public:
     /// threads: how many work at once, the caller included; 0 stands for the hardware's number.
@@ -41,6 +42,12 @@ public:
     [[nodiscard]] std::size_t workers() const noexcept override { return members_.size() + 1; }
 
     void run(std::size_t tasks, void (*task)(void*, std::size_t, std::size_t), void* context) override {
+        if (taken_.test_and_set(std::memory_order_acquire)) {
+            for (std::size_t i = 0; i < tasks; ++i) {
+                task(context, i, 0);
+            }
+            return;
+        }
         {
             const std::lock_guard lock(mutex_);
             task_ = task;
@@ -52,8 +59,11 @@ public:
         }
         wake_.notify_all();
         work(0);
-        std::unique_lock lock(mutex_);
-        done_.wait(lock, [this] { return busy_ == 0; });
+        {
+            std::unique_lock lock(mutex_);
+            done_.wait(lock, [this] { return busy_ == 0; });
+        }
+        taken_.clear(std::memory_order_release);
     }
 
 private:
@@ -85,6 +95,7 @@ private:
     std::mutex mutex_;
     std::condition_variable wake_;
     std::condition_variable done_;
+    std::atomic_flag taken_;
     std::atomic<std::size_t> next_{0};
     void (*task_)(void*, std::size_t, std::size_t) = nullptr;
     void* context_ = nullptr;

@@ -165,7 +165,9 @@ private:
             // What may stay has at most this variance; the tokens below a bound add up to more or less in proportion.
             const double y = rest.largest * log_term / 3;
             const double allowed = epsilon > 2 * y ? epsilon * (epsilon - 2 * y) / (2 * log_term) : 0;
-            bound *= static_cast<float>((std::clamp)(0.9 * allowed / rest.variance, 0.05, 0.7));
+            // Where all of it underflowed, the bound has to reach 0: 0.7 would stay at the smallest float for ever.
+            bound *=
+                rest.variance > 0 ? static_cast<float>((std::clamp)(0.9 * allowed / rest.variance, 0.05, 0.7)) : 0.05f;
         }
         for (std::size_t b = 0; b < blocks.size(); ++b) {
             if (!(blocks[b].largest_variance >= bound)) {

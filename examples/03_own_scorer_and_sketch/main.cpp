@@ -157,11 +157,11 @@ int main() {
                    promise.epsilon, promise.delta);
         table.print();
         fmt::print(
-            "\nThe scorer decides what has to be read, the sketch whether the certificate is true: it takes a "
-            "sketch's\n"
-            "weights for exact, so only an exact sketch keeps errors above epsilon under delta. A planner that reads "
-            "the\n"
-            "same number of rows whatever happens keeps no promise, and its certificate says so.\n");
+            "\nThe scorer decides how much has to be read. The sketch decides whether the certificate is true: it "
+            "takes the\n"
+            "sketch's weights for exact, so only with an exact one are errors above epsilon sure to stay under delta.\n"
+            "A planner that always reads the same number of rows promises nothing; its certificate tells what they "
+            "bought.\n");
     } catch (const std::exception& e) {
         fmt::print(stderr, "own_scorer_and_sketch: {}\n", e.what());
         return 1;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "support/cache_rig.hpp"
@@ -285,7 +286,7 @@ namespace {
 
 /// Plans of a step with a sketch that is off, for a sample.
 template <class Exact>
-std::vector<verkv::plan> plans_with(const std::vector<verkv::token_index>& sample) {
+std::vector<verkv::plan> plans_with(const std::vector<verkv::token_index>& sample, float error = 0.5f) {
     const verkv::geometry shape{2, 1, 8, 4, 0};
     constexpr std::size_t n = 120;
     const auto t = random_text<float>(shape, n, 14);
@@ -293,8 +294,8 @@ std::vector<verkv::plan> plans_with(const std::vector<verkv::token_index>& sampl
     r[0] = r[1] = 1;
     std::vector<verkv::plan> plans;
     using planner = someone::recorded<verkv::greedy<>>;
-    verkv::layer_cache<float, someone::off_sketch, planner, Exact> cache(roomy(shape, n), someone::off_sketch(0.5f), {},
-                                                                         planner{{}, &plans}, {10});
+    verkv::layer_cache<float, someone::off_sketch, planner, Exact> cache(roomy(shape, n), someone::off_sketch(error),
+                                                                         {}, planner{{}, &plans}, {10});
     const auto id = cache.open();
     prefill(cache, id, t, 0, n);
     adopt(cache, id, r, sample);
@@ -320,6 +321,12 @@ TEST_CASE("cache: the sample does not leak into the plan, but by the paper's rul
     REQUIRE(plans[0].raised > 0);
     CHECK(same_plans(plans, plans_with<verkv::exact_for_shortlist>(many)));
     CHECK_FALSE(same_plans(plans_with<verkv::exact_for_resident>(few), plans_with<verkv::exact_for_resident>(many)));
+    // With every token in the sample, the paper's rule weighs all of them exactly: the sketch does not matter.
+    std::vector<verkv::token_index> all(120);
+    std::iota(all.begin(), all.end(), verkv::token_index{0});
+    CHECK(same_plans(plans_with<verkv::exact_for_resident>(all), plans_with<verkv::exact_for_resident>(all, 0)));
+    CHECK_FALSE(
+        same_plans(plans_with<verkv::exact_for_shortlist>(all), plans_with<verkv::exact_for_shortlist>(all, 0)));
 }
 
 namespace {

@@ -176,6 +176,7 @@ TEST_CASE("examples: elements are half where all arrays are, else float") {
         example::save_trace(t, folder.path());
         const auto& halves = name == "keys" ? t.key_data : name == "values" ? t.value_data : t.query_data;
         std::vector<float> floats;
+        floats.reserve(halves.size());
         for (const verkv::half x : halves) {
             floats.push_back(verkv::to_float(x));
         }
@@ -366,9 +367,8 @@ TEST_CASE("examples: NaN and infinity in a trace are refused with their place") 
         };
     };
     CHECK(refused(spoiled("keys.npy", (42 * 2 + 1) * 8 + 7, 0x7e01), "keys.npy", "row 42, head 1, channel 7 is NaN"));
-    CHECK(refused(spoiled("values.npy", (3 * 2 + 0) * 5 + 4, 0xfc00), "values.npy",
-                  "row 3, head 0, channel 4 is infinite"));
-    CHECK(refused(spoiled("queries.npy", (8 * 6 + 5) * 8, 0x7c00), "queries.npy",
+    CHECK(refused(spoiled("values.npy", 3 * 2 * 5 + 4, 0xfc00), "values.npy", "row 3, head 0, channel 4 is infinite"));
+    CHECK(refused(spoiled("queries.npy", std::size_t{8 * 6 + 5} * 8, 0x7c00), "queries.npy",
                   "row 8, head 5, channel 0 is infinite"));
     CHECK(refused(
         [](const auto& folder) {

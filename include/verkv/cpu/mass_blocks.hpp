@@ -37,25 +37,37 @@ inline constexpr std::size_t mass_block_size = 64;
 
 inline namespace VERKV_LANES_NAMESPACE {
 
-/// Summary of the tokens first ... first + count - 1, count <= mass_block_size. Sums in float over 64 terms.
-VERKV_ALWAYS_INLINE mass_block survey_block(const masses_view& m, float inverse, std::size_t first, std::size_t count) {
-    lanes lift{}, top{}, term{}, mass{}, variance{};
+/// Masses relative to R, and odds, of the tokens i ... i + lane_count - 1 of a block of `count`; 0 beyond.
+struct mass_lanes {
+    lanes x, odds;
+};
+VERKV_ALWAYS_INLINE mass_lanes load_masses(const float* mass, const float* odds, float inverse, std::size_t i,
+                                           std::size_t count) {
+    if (i + lane_count <= count) {
+        return {load(mass + i) * inverse, load(odds + i)};
+    }
+    return {load_first(mass + i, count - i) * inverse, load_first(odds + i, count - i)};
+}
+
+/// Term b of each token; 0 outside L.
+VERKV_ALWAYS_INLINE lanes largest_terms(const mass_lanes& m) {
+    return m.odds > 0.0f ? m.x * larger_of(m.odds, broadcast(1.0f)) : lanes{};
+}
+
+/// Summary of a block of `count` tokens. Sums in float over its terms.
+VERKV_ALWAYS_INLINE mass_block survey_block(const float* mass, const float* odds, float inverse, std::size_t count) {
+    lanes lift{}, top{}, term{}, sums{}, variance{};
     for (std::size_t i = 0; i < count; i += lane_count) {
-        const bool whole = i + lane_count <= count;
-        const float* masses = m.mass.data() + first + i;
-        const float* all_odds = m.odds.data() + first + i;
-        const lanes x = (whole ? load(masses) : load_first(masses, count - i)) * inverse;
-        const lanes odds = whole ? load(all_odds) : load_first(all_odds, count - i);
-        const lanes t = x * odds;
-        const lanes v = x * t;
-        const lanes b = odds > 0.0f ? x * larger_of(odds, broadcast(1.0f)) : lanes{};
+        const mass_lanes m = load_masses(mass, odds, inverse, i, count);
+        const lanes t = m.x * m.odds;
+        const lanes v = m.x * t;
         lift = larger_of(t, lift);
         top = larger_of(v, top);
-        term = larger_of(b, term);
-        mass += x;
+        term = larger_of(largest_terms(m), term);
+        sums += m.x;
         variance += v;
     }
-    return {largest(lift), largest(top), largest(term), sum(mass), static_cast<double>(sum(variance))};
+    return {largest(lift), largest(top), largest(term), sum(sums), static_cast<double>(sum(variance))};
 }
 
 /// Summaries of all blocks. O(n), 8 bytes read a token.
@@ -63,45 +75,38 @@ inline void survey(const masses_view& m, float inverse, std::vector<mass_block>&
     const std::size_t n = m.mass.size();
     blocks.clear();
     for (std::size_t first = 0; first < n; first += mass_block_size) {
-        blocks.push_back(survey_block(m, inverse, first, smaller(mass_block_size, n - first)));
+        blocks.push_back(
+            survey_block(m.mass.data() + first, m.odds.data() + first, inverse, smaller(mass_block_size, n - first)));
     }
 }
 
-/// Sum of v and largest b over the tokens of a block with v < bound.
-VERKV_ALWAYS_INLINE void below(const masses_view& m, float inverse, std::size_t first, std::size_t count, float bound,
+/// Adds up v, and finds the largest b, over the tokens of a block with v < bound.
+VERKV_ALWAYS_INLINE void below(const float* mass, const float* odds, float inverse, std::size_t count, float bound,
                                double& variance, double& term) {
     lanes sums{}, top{};
     for (std::size_t i = 0; i < count; i += lane_count) {
-        const bool whole = i + lane_count <= count;
-        const float* masses = m.mass.data() + first + i;
-        const float* all_odds = m.odds.data() + first + i;
-        const lanes x = (whole ? load(masses) : load_first(masses, count - i)) * inverse;
-        const lanes odds = whole ? load(all_odds) : load_first(all_odds, count - i);
-        const lanes v = x * (x * odds);
+        const mass_lanes m = load_masses(mass, odds, inverse, i, count);
+        const lanes v = m.x * (m.x * m.odds);
         sums += v < bound ? v : lanes{};  // 0 outside L
-        const lanes b = odds > 0.0f ? x * larger_of(odds, broadcast(1.0f)) : lanes{};
-        top = larger_of(v < bound ? b : lanes{}, top);
+        top = larger_of(v < bound ? largest_terms(m) : lanes{}, top);
     }
     variance += static_cast<double>(sum(sums));
     term = larger(static_cast<double>(largest(top)), term);
 }
 
-/// Calls use(token, its terms) for the tokens of L in a block with v >= bound, by index.
+/// Calls use(i, its terms) for the tokens of L in a block with v >= bound, by index.
 template <class Use>
-VERKV_ALWAYS_INLINE void for_each_at_least(const masses_view& m, float inverse, std::size_t first, std::size_t count,
+VERKV_ALWAYS_INLINE void for_each_at_least(const float* mass, const float* odds, float inverse, std::size_t count,
                                            float bound, Use&& use) {
-    for (std::size_t i = first; i < first + count; i += lane_count) {
-        const std::size_t last = smaller(i + lane_count, first + count);
-        if (i + lane_count == last) {
-            const lanes x = load(m.mass.data() + i) * inverse;
-            if (!(largest(x * (x * load(m.odds.data() + i))) >= bound)) {
-                continue;
-            }
+    for (std::size_t first = 0; first < count; first += lane_count) {
+        const mass_lanes m = load_masses(mass, odds, inverse, first, count);
+        if (!(largest(m.x * (m.x * m.odds)) >= bound)) {
+            continue;
         }
-        for (std::size_t token = i; token < last; ++token) {
-            const mass_term own = terms_of(m.mass[token] * inverse, m.odds[token]);
-            if (own.variance >= bound && m.odds[token] > 0) {
-                use(token, own);
+        for (std::size_t i = first; i < smaller(first + lane_count, count); ++i) {
+            const mass_term own = terms_of(mass[i] * inverse, odds[i]);
+            if (own.variance >= bound && odds[i] > 0) {
+                use(i, own);
             }
         }
     }

@@ -41,8 +41,8 @@ inline void largest_share(const matrix_view<float>& weight, std::span<const floa
         const std::size_t count = smaller(lane_count, n - i);
         const bool whole = count == lane_count;
         lanes top = outside;
-        for (std::size_t g = 0; g < weight.rows; ++g) {
-            const float* w = weight.row(g).data() + i;
+        const float* w = weight.data + i;
+        for (std::size_t g = 0; g < weight.rows; ++g, w += weight.stride) {
             top = larger_of((whole ? load(w) : load_first(w, count)) * factor[g], top);
         }
         const lanes o = whole ? load(odds.data() + i) : load_first(odds.data() + i, count);

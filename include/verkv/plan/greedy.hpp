@@ -58,7 +58,7 @@ private:
         double others = 0;
     };
 
-    static leader find_leader(const masses_view& plain, float inverse, double largest, const workspace& w) {
+    static leader find_leader(const masses_view& m, float inverse, double largest, const workspace& w) {
         leader found;
         std::size_t holders = 0;
         const auto visit = [&](double term, std::size_t token) {
@@ -77,9 +77,10 @@ private:
                 found.others = larger(top, found.others);
                 continue;
             }
-            const std::size_t last = smaller((b + 1) * detail::mass_block_size, plain.mass.size());
-            for (std::size_t i = b * detail::mass_block_size; i < last; ++i) {
-                visit(static_cast<double>(detail::terms_of(plain.mass[i] * inverse, plain.odds[i]).term), i);
+            const detail::plain_block block = detail::block_of(m, b, w);
+            for (std::size_t i = 0; i < block.count; ++i) {
+                visit(static_cast<double>(detail::terms_of(block.mass[i] * inverse, block.odds[i]).term),
+                      block.first + i);
             }
         }
         found.unique = holders == 1;
@@ -98,8 +99,7 @@ private:
                                         double log_term, workspace& w) {
         const double x = all.largest * log_term / 3;
         const double root = std::sqrt(x * x + 2 * all.variance * log_term);
-        const masses_view plain = detail::plain(m, w);
-        const leader lead = find_leader(plain, inverse, all.largest, w);
+        const leader lead = find_leader(m, inverse, all.largest, w);
         const auto gain = [&](double bias, double variance, bool leads) {
             const double y = leads ? lead.others * log_term / 3 : x;
             // S_i^2 = y^2 + 2 (V - V_i) l; what is lost in V - V_i is far below S + S_i.
@@ -113,11 +113,12 @@ private:
             w.singles.push_back({key_of_gain(gain(own.bias, own.variance, leads), root), own.bias,
                                  static_cast<float>(own.variance), static_cast<float>(own.largest), s.token});
         }
-        if (lead.unique && w.plain_odds[lead.token] > 0) {
+        const auto is_lead = [&](const shrunk_token& s) { return s.token == lead.token; };
+        if (lead.unique && std::none_of(w.shrunk.begin(), w.shrunk.end(), is_lead)) {
             const detail::mass_term own = detail::terms_of(m.mass[lead.token] * inverse, m.odds[lead.token]);
             w.singles.push_back({key_of_gain(gain(0, static_cast<double>(own.variance), true), root), 0, own.variance,
                                  own.term, static_cast<token_index>(lead.token)});
-            w.plain_odds[lead.token] = 0;
+            detail::single_out(m, lead.token, w);
             detail::survey_again(m, inverse, lead.token / detail::mass_block_size, w);
         }
 
@@ -154,9 +155,8 @@ private:
                     rest.variance += blocks[b].variance;
                     rest.largest = larger(static_cast<double>(blocks[b].largest_term), rest.largest);
                 } else {
-                    const std::size_t first = b * detail::mass_block_size;
-                    detail::below(plain, inverse, first, smaller(detail::mass_block_size, m.mass.size() - first), bound,
-                                  rest.variance, rest.largest);
+                    const detail::plain_block block = detail::block_of(m, b, w);
+                    detail::below(block.mass, block.odds, inverse, block.count, bound, rest.variance, rest.largest);
                 }
             }
             if (bound == 0 || certifies(rest)) {
@@ -170,15 +170,14 @@ private:
                 rest.variance > 0 ? static_cast<float>((std::clamp)(0.9 * allowed / rest.variance, 0.05, 0.7)) : 0.05f;
         }
         for (std::size_t b = 0; b < blocks.size(); ++b) {
-            if (!(blocks[b].largest_variance >= bound)) {
-                continue;
+            if (blocks[b].largest_variance >= bound) {
+                const detail::plain_block block = detail::block_of(m, b, w);
+                detail::for_each_at_least(
+                    block.mass, block.odds, inverse, block.count, bound, [&](std::size_t i, detail::mass_term own) {
+                        w.candidates.push_back({2 * static_cast<double>(own.variance) * log_term, 0, own.variance,
+                                                own.term, static_cast<token_index>(block.first + i)});
+                    });
             }
-            const std::size_t first = b * detail::mass_block_size;
-            detail::for_each_at_least(plain, inverse, first, smaller(detail::mass_block_size, m.mass.size() - first),
-                                      bound, [&](std::size_t i, detail::mass_term own) {
-                                          w.candidates.push_back({2 * static_cast<double>(own.variance) * log_term, 0,
-                                                                  own.variance, own.term, static_cast<token_index>(i)});
-                                      });
         }
         return rest;
     }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <vector>
 
@@ -29,17 +30,19 @@ struct plan_candidate {
 /// Memory of a planner.
 struct plan_workspace {
     shrinkage_workspace shrinkage;
-    std::vector<shrunk_token> shrunk;        ///< by token once staged
-    std::vector<float> plain_odds;           ///< the odds, 0 for tokens that are looked at one by one
-    std::vector<plan_candidate> singles;     ///< those: the shrunk ones, then the one that alone attains b
-    std::vector<plan_candidate> candidates;  ///< plain tokens that may be fetched, by token
-    std::vector<plan_candidate> selection;   ///< both, partitioned
+    std::vector<shrunk_token> shrunk;           ///< by token once staged
+    std::vector<float> patches;                 ///< odds of blocks in which tokens are singled out
+    std::vector<std::uint32_t> patch_of_block;  ///< which of them, or none
+    std::vector<plan_candidate> singles;        ///< those: the shrunk ones, then the one that alone attains b
+    std::vector<plan_candidate> candidates;     ///< plain tokens that may be fetched, by token
+    std::vector<plan_candidate> selection;      ///< both, partitioned
     std::vector<plan_entry> single_entries;
 
     void reserve(std::size_t n) {
         shrinkage.reserve(n);
         shrunk.reserve(n);
-        plain_odds.reserve(n);
+        patches.reserve(n + mass_block_size);
+        patch_of_block.reserve(n / mass_block_size + 1);
         singles.reserve(n + 1);
         candidates.reserve(n);
         selection.reserve(n + 1);
@@ -55,15 +58,38 @@ inline float inverse_reference(const masses_view& m) {
     return static_cast<float>(1 / m.reference);
 }
 
-/// The masses with the tokens left out that are looked at one by one.
-inline masses_view plain(const masses_view& m, const plan_workspace& w) {
-    return {m.mass, w.plain_odds, m.reference};
+inline constexpr std::uint32_t no_patch = 0xffffffffu;
+
+/// A block of masses and odds; tokens that are looked at one by one have odds 0.
+struct plain_block {
+    std::size_t first;
+    std::size_t count;
+    const float* mass;
+    const float* odds;
+};
+
+inline plain_block block_of(const masses_view& m, std::size_t block, const plan_workspace& w) {
+    const std::size_t first = block * mass_block_size;
+    const std::uint32_t patch = w.patch_of_block[block];
+    return {first, smaller(mass_block_size, m.mass.size() - first), m.mass.data() + first,
+            patch == no_patch ? m.odds.data() + first : w.patches.data() + patch * mass_block_size};
+}
+
+/// Takes a token out of its block: from now on its odds there are 0. The block's summary is then out of date.
+inline void single_out(const masses_view& m, std::size_t token, plan_workspace& w) {
+    std::uint32_t& patch = w.patch_of_block[token / mass_block_size];
+    if (patch == no_patch) {
+        const plain_block b = block_of(m, token / mass_block_size, w);
+        patch = static_cast<std::uint32_t>(w.patches.size() / mass_block_size);
+        w.patches.insert(w.patches.end(), b.odds, b.odds + b.count);
+        w.patches.resize((patch + 1) * mass_block_size);
+    }
+    w.patches[patch * mass_block_size + token % mass_block_size] = 0;
 }
 
 inline void survey_again(const masses_view& m, float inverse, std::size_t block, plan_workspace& w) {
-    const std::size_t first = block * mass_block_size;
-    w.shrinkage.blocks[block] =
-        survey_block(plain(m, w), inverse, first, smaller(mass_block_size, m.mass.size() - first));
+    const plain_block b = block_of(m, block, w);
+    w.shrinkage.blocks[block] = survey_block(b.mass, b.odds, inverse, b.count);
 }
 
 /// Surveys the masses, chooses lambda, and takes the shrunk tokens out of their blocks' summaries.
@@ -81,15 +107,13 @@ bool stage(const cpu& exec, const masses_view& m, float inverse, const Shrinkage
     }
     rule.select(exec, m, inverse, w.shrinkage, w.shrunk);
     std::sort(w.shrunk.begin(), w.shrunk.end(), [](const auto& a, const auto& b) { return a.token < b.token; });
-    w.plain_odds.assign(m.odds.begin(), m.odds.end());
-    for (const shrunk_token& s : w.shrunk) {
-        w.plain_odds[s.token] = 0;
-    }
-    std::size_t surveyed = w.shrinkage.blocks.size();
-    for (const shrunk_token& s : w.shrunk) {
-        if (s.token / mass_block_size != surveyed) {
-            surveyed = s.token / mass_block_size;
-            survey_again(m, inverse, surveyed, w);
+    w.patches.clear();
+    w.patch_of_block.assign(w.shrinkage.blocks.size(), no_patch);
+    for (std::size_t i = 0; i < w.shrunk.size(); ++i) {
+        single_out(m, w.shrunk[i].token, w);
+        const std::size_t block = w.shrunk[i].token / mass_block_size;
+        if (i + 1 == w.shrunk.size() || w.shrunk[i + 1].token / mass_block_size != block) {
+            survey_again(m, inverse, block, w);
         }
     }
     return true;

@@ -91,12 +91,11 @@ void step(benchmark::State& state) {
     std::size_t turn = 0;
     for (auto _ : state) {
         const std::size_t row = p.trace.decode_row(turn++ % p.trace.decode_steps());
-        const verkv::rows<half> q{p.trace.queries().row(row, 0), p.trace.queries().head_stride, shape.query_heads,
-                                  shape.key_dim, nullptr};
+        const verkv::rows<half> q = p.trace.queries().token(row);
         const verkv::decode_item<half> item{p.request, q, output, lse};
         p.cache->release_staging(p.request);  // every fetched row is copied: the worst case
         const double seconds = seconds_of([&] {
-            const auto& report = p.cache->decode(std::span<const verkv::decode_item<half>>(&item, 1), p.promise);
+            const auto& report = p.cache->decode(item, p.promise);
             const auto& head = report.kv_head(0, 0);
             sketch.push_back(head.sketch_seconds);
             decide.push_back(head.decide_seconds);

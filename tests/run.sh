@@ -41,7 +41,8 @@ cmake --preset release "${launcher[@]}" -D VERKV_WERROR=ON -D VERKV_BUILD_BENCHM
 part "build" cmake --build build/release -- -k 0
 
 # With sanitizers, and for this machine's instruction set: build/release has the plain one.
-cmake --preset debug -B build/sanitize "${launcher[@]}" -D VERKV_NATIVE=ON -D VERKV_BUILD_EXAMPLES=OFF
+cmake --preset debug -B build/sanitize "${launcher[@]}" -D VERKV_NATIVE=ON -D VERKV_BUILD_EXAMPLES=OFF \
+    -D CMAKE_CXX_FLAGS_DEBUG="-O1 -g1 -D_GLIBCXX_ASSERTIONS"
 part "build with sanitizers" cmake --build build/sanitize --target verkv_sanitized -- -k 0
 part "tests with sanitizers" run_tests build/sanitize -L '^(unit|typed)$'
 

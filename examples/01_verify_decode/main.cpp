@@ -39,7 +39,7 @@ verkv::rope_pairing pairing_of(const example::trace_info& t, const settings& s) 
     if (!t.pairing) {
         throw example::trace_error(s.trace + "/meta.json", "says no RoPE pairing, which the rope-pairs sketch needs");
     }
-    return *t.pairing == example::rope_pairing::half ? verkv::rope_pairing::half : verkv::rope_pairing::interleaved;
+    return *t.pairing;
 }
 
 template <class T>

@@ -170,12 +170,6 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
     std::vector<position_t> positions(t.tokens);
     std::iota(positions.begin(), positions.end(), position_t{0});
     std::vector<std::span<const float>> per_head(importance.begin(), importance.end());
-    const auto slice = [&](const heads_view<T>& v, std::size_t first, std::size_t last) {
-        heads_view<T> part = v;
-        part.data = v.row(first, 0);
-        part.tokens = last - first;
-        return part;
-    };
     std::vector<float> output(shape.query_heads * shape.value_dim);
     std::vector<float> lse(shape.query_heads);
     std::vector<request_id> ids(requests);
@@ -184,7 +178,7 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
         // The same sample for every epsilon: a request each, of one seed.
         for (request_id& id : ids) {
             id = cache.open(s.seed + draw);
-            cache.prefill(id, slice(t.keys(), 0, t.prefill_tokens), slice(t.values(), 0, t.prefill_tokens),
+            cache.prefill(id, t.keys().slice(0, t.prefill_tokens), t.values().slice(0, t.prefill_tokens),
                           std::span(positions).first(t.prefill_tokens));
             cache.compress(id, given_scores(per_head), {budget::fraction(s.kept), {s.sink, s.local}});
         }
@@ -192,13 +186,11 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
         for (std::size_t step = 0; step < steps.size(); ++step) {
             const auto n = static_cast<std::size_t>(t.decode_position(steps[step])) + 1;
             for (std::size_t e = 0; e < requests; ++e) {
-                cache.append(ids[e], slice(t.keys(), have, n), slice(t.values(), have, n),
+                cache.append(ids[e], t.keys().slice(have, n - have), t.values().slice(have, n - have),
                              std::span(positions).subspan(have, n - have));
-                const rows<T> queries{t.queries().row(t.decode_row(steps[step]), 0), t.queries().head_stride,
-                                      shape.query_heads, shape.key_dim, nullptr};
+                const rows<T> queries = t.queries().token(t.decode_row(steps[step]));
                 const decode_item<T> item{ids[e], queries, output, lse};
-                const step_report& report =
-                    cache.decode(std::span<const decode_item<T>>(&item, 1), {s.epsilon[e], s.delta});
+                const step_report& report = cache.decode(item, {s.epsilon[e], s.delta});
                 result& r = results[e];
                 const double context = static_cast<double>(n);
                 for (std::size_t h = 0; h < shape.kv_heads; ++h) {

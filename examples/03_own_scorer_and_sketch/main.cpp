@@ -159,7 +159,7 @@ int main() {
         fmt::print(
             "\nThe scorer decides how much has to be read. The sketch decides whether the certificate is true: it "
             "takes the\n"
-            "sketch's weights for exact, so only with an exact one are errors above epsilon sure to stay under delta.\n"
+            "sketch's weights for exact, so only with an exact one do errors above epsilon have to stay under delta.\n"
             "A planner that always reads the same number of rows promises nothing; its certificate tells what they "
             "bought.\n");
     } catch (const std::exception& e) {

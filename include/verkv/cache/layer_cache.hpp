@@ -36,6 +36,15 @@ struct decode_item {
     std::span<float> lse = {};  ///< [query_heads], or empty
 };
 
+/// Memory of the caller's for a cache's rows: pinned, mapped, on another NUMA node. It outlives the cache. A span is
+/// rows * (key_dim + value_dim) elements, or empty: then the cache takes its own.
+template <class T>
+struct cache_memory {
+    std::span<T> host = {};
+    std::span<T> resident = {};
+    std::span<T> staging = {};  ///< max_requests * kv_heads * staging_rows rows
+};
+
 /// How compress() samples a prompt.
 struct compression {
     budget kept = budget::fraction(1.0 / 16);  ///< resident rows of a KV head, fixed ones included
@@ -58,18 +67,19 @@ requires sketch<Sketch, Backend, T> && planner<Planner, Backend> && target<Targe
 class layer_cache {
 public:
     /// Takes all the memory a step will need. sketch is copied for each KV head of each request.
-    /// Throws invalid_argument for a configuration out of range.
+    /// Throws invalid_argument for a configuration out of range, or memory of another size than it says.
     layer_cache(const cache_config& config, const Sketch& sketch, const Backend& exec = {}, const Planner& planner = {},
-                const Exact& exact = {}, const Target& target = {})
+                const Exact& exact = {}, const Target& target = {}, const cache_memory<T>& memory = {})
         : config_((validate(config), config)),
           prototype_(sketch),
           exec_(exec),
           planner_(planner),
           exact_(exact),
           target_(target),
-          host_(config.host_rows, row_width(), "host row"),
-          device_(config.resident_rows, row_width(), "resident row"),
-          staging_(config.max_requests * config.shape.kv_heads * config.staging_rows, row_width(), "staging row"),
+          host_(pool(memory.host, config.host_rows, "host row")),
+          device_(pool(memory.resident, config.resident_rows, "resident row")),
+          staging_(
+              pool(memory.staging, config.max_requests * config.shape.kv_heads * config.staging_rows, "staging row")),
           staging_rows_(config.staging_rows),
           requests_(config.max_requests),
           workspaces_(workers(exec)) {
@@ -234,6 +244,8 @@ public:
     template <storage Q>
     const step_report& decode(std::span<const decode_item<Q>> batch, tolerance promise = {}) {
         validate(promise);
+        detail::check<invalid_state>(workers(exec_) <= workspaces_.size(), "the executor has ", workers(exec_),
+                                     " workers; the cache was built for ", workspaces_.size());
         check_batch(batch);
         const geometry& shape = config_.shape;
         report_.per_kv_head.resize(batch.size() * shape.kv_heads);
@@ -276,6 +288,18 @@ public:
                   lse);
         });
         return report_;
+    }
+
+    /// decode() of one request.
+    template <storage Q>
+    const step_report& decode(const decode_item<Q>& item, tolerance promise = {}) {
+        return decode(std::span<const decode_item<Q>>(&item, 1), promise);
+    }
+
+    /// decode() of a batch that is a vector.
+    template <storage Q>
+    const step_report& decode(const std::vector<decode_item<Q>>& batch, tolerance promise = {}) {
+        return decode(std::span<const decode_item<Q>>(batch), promise);
     }
 
     /// Removes the tokens at positions first ... last-1 and frees their rows; returns how many there were. Other tokens
@@ -338,6 +362,12 @@ public:
     /// Positions of a request's tokens, ascending.
     [[nodiscard]] std::span<const position_t> positions(request_id id) const { return at(id).positions; }
 
+    /// Tokens appended since the last draw, all resident: the tail that the next compress() would sample from.
+    [[nodiscard]] std::size_t tail(request_id id) const {
+        const request& r = at(id);
+        return r.positions.size() - r.pending - r.draw_positions.size();
+    }
+
     /// Whether a token (by index) is resident for a KV head.
     [[nodiscard]] bool resident(request_id id, std::size_t kv_head, token_index token) const {
         const auto& head = head_at(id, kv_head, token);
@@ -390,6 +420,15 @@ private:
         std::vector<row_id> rows;
         Sketch sketch;
     };
+
+    [[nodiscard]] row_pool<T> pool(std::span<T> memory, std::size_t rows, const char* name) const {
+        if (memory.empty()) {
+            return row_pool<T>(rows, row_width(), name);
+        }
+        detail::check(memory.size() == rows * row_width(), name, " memory has ", memory.size(), " elements; ", rows,
+                      " rows of ", row_width(), " take ", rows * row_width());
+        return row_pool<T>(memory, row_width(), name);
+    }
 
     [[nodiscard]] std::size_t row_width() const { return config_.shape.key_dim + config_.shape.value_dim; }
 

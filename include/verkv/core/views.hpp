@@ -62,6 +62,15 @@ struct matrix_view {
     }
 };
 
+/// A matrix whose rows lie one after the other.
+/// Throws invalid_argument when the span's length is not rows * columns.
+template <class T>
+[[nodiscard]] matrix_view<T> matrix_of(std::span<T> data, std::size_t rows, std::size_t columns) {
+    detail::check(data.size() == rows * columns, "a matrix [", rows, ", ", columns, "] has ", rows * columns,
+                  " elements; the span has ", data.size());
+    return {data.data(), rows, columns, static_cast<std::ptrdiff_t>(columns)};
+}
+
 /// Rows of several heads, [token, head, channel], with the caller's strides (channels are adjacent).
 template <class T>
 struct heads_view {
@@ -76,6 +85,19 @@ struct heads_view {
     [[nodiscard]] const T* row(std::size_t token, std::size_t head) const {
         return data + static_cast<std::ptrdiff_t>(token) * token_stride +
                static_cast<std::ptrdiff_t>(head) * head_stride;
+    }
+
+    /// All heads' rows of one token: the queries of a decode step, say.
+    [[nodiscard]] rows<T> token(std::size_t t) const {
+        return {data + static_cast<std::ptrdiff_t>(t) * token_stride, head_stride, heads, width, nullptr};
+    }
+
+    /// Tokens first ... first + n - 1 of these.
+    [[nodiscard]] heads_view slice(std::size_t first, std::size_t n) const {
+        heads_view part = *this;
+        part.data = data + static_cast<std::ptrdiff_t>(first) * token_stride;
+        part.tokens = n;
+        return part;
     }
 
     /// All tokens' rows of one head.

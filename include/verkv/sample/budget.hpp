@@ -27,10 +27,18 @@ public:
         return budget(static_cast<double>(count), false);
     }
 
-    /// Expected resident rows of a prompt of n tokens: min(n, tokens) or fraction * n. Need not be a whole number.
+    /// This budget, but never fewer than so many tokens: a fraction of a short prompt would not pay for the fixed ones.
+    [[nodiscard]] budget at_least(std::size_t count) const {
+        budget b = *this;
+        b.least_ = static_cast<double>(count);
+        return b;
+    }
+
+    /// Expected resident rows of a prompt of n tokens: tokens or fraction * n, within [at_least, n]. Need not be a
+    /// whole number.
     [[nodiscard]] double rows(std::size_t n) const {
         const auto all = static_cast<double>(n);
-        return relative_ ? amount_ * all : (std::min)(all, amount_);
+        return (std::min)(all, (std::max)(relative_ ? amount_ * all : amount_, least_));
     }
 
 private:
@@ -38,6 +46,7 @@ private:
 
     double amount_;
     bool relative_;
+    double least_ = 0;
 };
 
 /// Tokens that stay by position, whatever their importance [VerKV Conventions, fixed tokens]: the first `sink` and the

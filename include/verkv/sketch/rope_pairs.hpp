@@ -33,7 +33,7 @@ struct rope_pair_options {
     /// Pairs kept: max(1, round(pair_fraction * key_dim / 2)), halves away from zero.
     [[nodiscard]] std::size_t pairs() const {
         return (std::max)(std::size_t{1},
-                          static_cast<std::size_t>(std::lround(pair_fraction * static_cast<double>(key_dim / 2))));
+                          static_cast<std::size_t>(std::lround(pair_fraction * static_cast<double>(key_dim) / 2)));
     }
 
     friend bool operator==(const rope_pair_options&, const rope_pair_options&) = default;

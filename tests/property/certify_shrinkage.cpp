@@ -35,7 +35,7 @@ std::vector<real> shrunk_by(const reference_decision& ref, const decision& d) {
 template <class F>
 void for_decisions(std::uint64_t seed, F&& f) {
     dice d(seed);
-    for (const std::size_t n : {20, 63, 64, 65, 128, 500, 1000, 5000}) {
+    for (const std::size_t n : {20u, 63u, 64u, 65u, 128u, 500u, 1000u, 5000u}) {
         for (int round = 0; round < (n < 1000 ? 6 : 2); ++round) {
             for (const weights w : support::all_weights) {
                 for (const probabilities p : support::all_probabilities) {

@@ -52,7 +52,7 @@ template <class Rule>
 void check_random_decisions(std::uint64_t seed, int rounds) {
     dice d(seed);
     for (int round = 0; round < rounds; ++round) {
-        for (const std::size_t n : {13, 31, 32, 33, 63, 64, 65, 127, 128, 129, 300, 1000, 5000}) {
+        for (const std::size_t n : {13u, 31u, 32u, 33u, 63u, 64u, 65u, 127u, 128u, 129u, 300u, 1000u, 5000u}) {
             if (n == 5000 && round % 4 != 0) {
                 continue;
             }

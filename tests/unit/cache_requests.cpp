@@ -583,6 +583,38 @@ TEST_CASE("cache: a sketch that refuses the keys leaves the request as it was") 
     CHECK(refused<invalid_state>([&] { decode(cache, id, std::vector<float>(6)); }, {"30"}));
 }
 
+TEST_CASE("cache: the sketch is that of all keys, in order") {
+    constexpr std::size_t n = 150;
+    auto t = random_text<float>({2, 2, 12, 2, 0}, n, 13);
+    for (std::size_t i = 0; i < n; ++i) {
+        t.key(i, 0)[4] *= 7;  // KV heads whose energy lies in other channels
+        t.key(i, 1)[9] *= 7;
+    }
+    verkv::rope_pair_options options;
+    options.key_dim = 12;
+    options.group_length = 16;
+    verkv::layer_cache<float, verkv::rope_pair_sketch> cache(roomy(t.shape, n), verkv::rope_pair_sketch(options));
+    const auto id = cache.open();
+    prefill(cache, id, t, 0, 70);
+    cache.compress(id, verkv::key_norm{}, {verkv::budget::fraction(0.5), {2, 4}});
+    prefill(cache, id, t, 70, 80);
+    cache.compress(id, verkv::key_norm{}, {verkv::budget::fraction(0.5), {2, 4}});
+    const auto query = generator(13).normals<float>(12);
+    for (std::size_t h = 0; h < 2; ++h) {
+        verkv::rope_pair_sketch own(options);
+        own.fit(verkv::cpu{}, t.head_keys(h, n));
+        own.append(verkv::cpu{}, t.head_keys(h, n));
+        std::vector<float> logits[2] = {std::vector<float>(n), std::vector<float>(n)};
+        const auto estimate = [&](const verkv::rope_pair_sketch& s, std::vector<float>& out) {
+            s.estimate(verkv::cpu{}, verkv::contiguous_rows(std::span<const float>(query), 12), 1.0f,
+                       {out.data(), 1, n, n});
+        };
+        estimate(cache.sketch_of(id, h), logits[0]);
+        estimate(own, logits[1]);
+        CHECK(logits[0] == logits[1]);
+    }
+}
+
 TEST_CASE("cache: rows may come with any strides, heads first or tokens first") {
     const verkv::geometry shape{4, 2, 5, 3, 0};
     constexpr std::size_t n = 90;

@@ -213,7 +213,7 @@ TEST_CASE("certify: shrinkage keeps to its box and leaves certain and silent tok
         }
     };
     dice d(15);
-    for (const std::size_t n : {1, 2, 31, 63, 64, 65, 127, 128, 129, 700}) {
+    for (const std::size_t n : {1u, 2u, 31u, 63u, 64u, 65u, 127u, 128u, 129u, 700u}) {
         for (const weights w : support::all_weights) {
             for (const probabilities p : support::all_probabilities) {
                 const decision x = support::random_decision(d, n, w, p, 0.3, 0.1);

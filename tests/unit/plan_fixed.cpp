@@ -66,7 +66,7 @@ void check_never(const decision& x, tolerance t) {
 
 TEST_CASE("plan: never fetching shrinks and certifies") {
     dice d(31);
-    for (const std::size_t n : {0, 1, 5, 63, 64, 65, 500}) {
+    for (const std::size_t n : {0u, 1u, 5u, 63u, 64u, 65u, 500u}) {
         for (const weights w : support::all_weights) {
             for (const probabilities p : support::all_probabilities) {
                 const decision x = support::random_decision(d, n, w, p);
@@ -83,7 +83,7 @@ TEST_CASE("plan: never fetching shrinks and certifies") {
 
 TEST_CASE("plan: fetching everything lists L and certifies 0") {
     dice d(32);
-    for (const std::size_t n : {0, 1, 64, 65, 500}) {
+    for (const std::size_t n : {0u, 1u, 64u, 65u, 500u}) {
         const decision x = support::random_decision(d, n, weights::peaked, probabilities::importance);
         const plan p = planned<fetch_everything>(x, {0.05, 0.1});
         std::vector<plan_entry> all;

@@ -283,7 +283,7 @@ TEST_CASE("plan: the promise holds for every small decision, all samples counted
 
 TEST_CASE("plan: sizes about a block, ties and tokens kept for certain") {
     dice d(24);
-    for (const std::size_t n : {1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200}) {
+    for (const std::size_t n : {1u, 2u, 31u, 32u, 33u, 63u, 64u, 65u, 127u, 128u, 129u, 200u}) {
         for (const weights w : {weights::peaked, weights::equal, weights::few_values}) {
             for (const probabilities p : {probabilities::importance, probabilities::constant}) {
                 for (const double certain : {0.0, 0.5, 0.99}) {
@@ -300,7 +300,7 @@ TEST_CASE("plan: sizes about a block, ties and tokens kept for certain") {
 }
 
 TEST_CASE("plan: one token of L, anywhere, is fetched or not") {
-    for (const std::size_t n : {1, 64, 65, 200}) {
+    for (const std::size_t n : {1u, 64u, 65u, 200u}) {
         for (const std::size_t at : {std::size_t{0}, n / 2, n - 1}) {
             floats mass(n, 1.0f), r(n, 1.0f);
             r[at] = 0.25f;
@@ -409,7 +409,7 @@ TEST_CASE("plan: masses that are no finite numbers certify nothing and end") {
         each(planned<bounded_shrinkage>(x, {0.05, 0.1}));
         each(planned<no_shrinkage>(x, {0.05, 0.1}));
     };
-    for (const std::size_t at : {0, 1, 63, 64, 127, 128, 130}) {
+    for (const std::size_t at : {0u, 1u, 63u, 64u, 127u, 128u, 130u}) {
         for (const float bad : {not_a_number, infinity, -not_a_number}) {
             decision x = sound;
             x.mass[at] = bad;
@@ -473,7 +473,7 @@ TEST_CASE("plan: tokens whose variance is no float beside the others' count all 
     floats mass(150, 1e-24f), r(150, 0.5f);
     mass[0] = 1;
     r[0] = 1;
-    for (std::size_t large : {0, 1, 4}) {
+    for (std::size_t large : {0u, 1u, 4u}) {
         for (std::size_t i = 1; i <= large; ++i) {
             mass[i] = 1e-3f * static_cast<float>(i);
         }

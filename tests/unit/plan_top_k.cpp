@@ -71,7 +71,7 @@ TEST_CASE("plan: the shortlist is what a full sort finds") {
     dice d(41);
     verkv::top_k_workspace w;
     tokens out;
-    for (const std::size_t n : {1, 2, 3, 31, 63, 64, 65, 127, 128, 129, 257, 1000, 1023, 4096, 10000}) {
+    for (const std::size_t n : {1u, 2u, 3u, 31u, 63u, 64u, 65u, 127u, 128u, 129u, 257u, 1000u, 1023u, 4096u, 10000u}) {
         for (int kind = 0; kind < 7; ++kind) {
             floats score(n);
             for (std::size_t i = 0; i < n; ++i) {
@@ -143,7 +143,7 @@ TEST_CASE("plan: a shortlist allocates nothing after reserve") {
     w.reserve(n);
     out.reserve(n);
     CHECK(support::allocations_of([&] {
-              for (const std::size_t k : {1, 2, 39, 128, 2499, 2500, 4999, 5000, 6000}) {
+              for (const std::size_t k : {1u, 2u, 39u, 128u, 2499u, 2500u, 4999u, 5000u, 6000u}) {
                   verkv::top_k(cpu{}, score, k, w, out);
                   verkv::top_k(cpu{}, equal, k, w, out);
                   verkv::top_k(cpu{}, std::span<const float>(score).first(17), k, w, out);

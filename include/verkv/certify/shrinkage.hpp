@@ -50,13 +50,11 @@ inline void collect_lifts(masses_view m, float inverse, float low, float high, s
         if (!(w.blocks[b].largest_lift >= low)) {
             continue;
         }
-        const std::size_t last = smaller((b + 1) * mass_block_size, m.mass.size());
-        for (std::size_t i = b * mass_block_size; i < last; ++i) {
-            const float t = lift_of(m.mass[i] * inverse, m.odds[i]);
-            if (t >= low && t < high && t > 0) {
-                w.candidates.push_back({t, static_cast<token_index>(i)});
-            }
-        }
+        const std::size_t first = b * mass_block_size;
+        for_each_lift(m.mass.data() + first, m.odds.data() + first, inverse,
+                      smaller(mass_block_size, m.mass.size() - first), low, high, [&](std::size_t i, float lift) {
+                          w.candidates.push_back({lift, static_cast<token_index>(first + i)});
+                      });
     }
 }
 
@@ -93,21 +91,25 @@ struct binary_shrinkage {
         out.clear();
         double beta = 0;
         float high = std::numeric_limits<float>::infinity();
-        float low = detail::largest_lift(w) / 8;
+        float low = detail::largest_lift(w) / 32;
         while (high > 0) {
             w.candidates.clear();
             detail::collect_lifts(m, inverse, low, high, w);
-            std::sort(w.candidates.begin(), w.candidates.end(), [](const auto& a, const auto& b) {
-                return a.lift != b.lift ? a.lift > b.lift : a.token < b.token;
-            });
-            for (const auto& c : w.candidates) {
-                const double mass = static_cast<double>(m.mass[c.token] * inverse);
-                const double odds = static_cast<double>(m.odds[c.token]);
-                if (!(mass * odds > 2 * beta)) {  // not c.lift: its rounding would decide ties
+            // A heap: few candidates are visited before the rule stops.
+            const auto later = [](const auto& a, const auto& b) {
+                return a.lift != b.lift ? a.lift < b.lift : a.token > b.token;
+            };
+            std::make_heap(w.candidates.begin(), w.candidates.end(), later);
+            for (auto last = w.candidates.end(); last != w.candidates.begin(); --last) {
+                const token_index token = w.candidates.front().token;
+                const double mass = static_cast<double>(m.mass[token] * inverse);
+                const double odds = static_cast<double>(m.odds[token]);
+                if (!(mass * odds > 2 * beta)) {  // not the lift: its rounding would decide ties
                     return;
                 }
-                out.push_back({c.token, mass, odds, 1 / (1 + odds), odds / (1 + odds)});
+                out.push_back({token, mass, odds, 1 / (1 + odds), odds / (1 + odds)});
                 beta += detail::excess(mass, odds);
+                std::pop_heap(w.candidates.begin(), last, later);
             }
             // Tokens below 2 beta stay as they are: look no further down than that, nor than an eighth at a time.
             high = low;

@@ -26,10 +26,10 @@ struct kv_head_report {
     std::size_t rows_copied = 0;          ///< of rows_fetched, those that were not in staging from earlier
     std::size_t shortlist_keys_read = 0;  ///< keys read from host memory to score shortlisted tokens exactly
     std::size_t bytes_moved = 0;          ///< from host memory: copied rows and shortlisted keys
-    double sketch_seconds = 0;
-    double decide_seconds = 0;
-    double fetch_seconds = 0;
-    double attend_seconds = 0;
+    double sketch_seconds = 0;            ///< weights of all tokens: sketch, resident rows, shortlist
+    double decide_seconds = 0;            ///< shrinkage, certificate, plan
+    double fetch_seconds = 0;             ///< copies to staging
+    double attend_seconds = 0;            ///< softmax over all rows that count, and the values
 };
 
 /// A whole step: [request of the batch][KV head] and [request of the batch][query head], flattened.

@@ -112,5 +112,24 @@ VERKV_ALWAYS_INLINE void for_each_at_least(const float* mass, const float* odds,
     }
 }
 
+/// Calls use(i, t) for the tokens of a block with low <= t < high and t > 0, by index.
+template <class Use>
+VERKV_ALWAYS_INLINE void for_each_lift(const float* mass, const float* odds, float inverse, std::size_t count,
+                                       float low, float high, Use&& use) {
+    for (std::size_t first = 0; first < count; first += lane_count) {
+        const mass_lanes m = load_masses(mass, odds, inverse, first, count);
+        const lanes t = m.x * m.odds;
+        if (!(largest(t < high ? t : lanes{}) >= low)) {
+            continue;
+        }
+        for (std::size_t i = first; i < smaller(first + lane_count, count); ++i) {
+            const float lift = lift_of(mass[i] * inverse, odds[i]);
+            if (lift >= low && lift < high && lift > 0) {
+                use(i, lift);
+            }
+        }
+    }
+}
+
 }  // namespace VERKV_LANES_NAMESPACE
 }  // namespace verkv::inline v0::detail

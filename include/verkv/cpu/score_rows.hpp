@@ -68,8 +68,19 @@ template <std::size_t Heads, class T>
 void score_heads(const rows<float>& queries, std::size_t first_head, float scale, const rows<T>& keys,
                  const matrix_view<float>& logits) {
     constexpr std::size_t tile = 4;
+    // Rows from a list lie anywhere: ask for those that come next.
+    constexpr std::size_t ahead = 16;
+    const auto prefetch = [&](std::size_t row) {
+        const char* at = reinterpret_cast<const char*>(keys[row]);
+        for (std::size_t byte = 0; byte < keys.width * sizeof(T); byte += 64) {
+            __builtin_prefetch(at + byte);
+        }
+    };
     std::size_t i = 0;
     for (; i + tile <= keys.count; i += tile) {
+        for (std::size_t row = i + ahead; keys.ids && row < smaller(i + ahead + tile, keys.count); ++row) {
+            prefetch(row);
+        }
         score_tile<Heads, tile>(queries, first_head, scale, keys, i, logits);
     }
     for (; i < keys.count; ++i) {

@@ -55,9 +55,15 @@ inline void top_k(const cpu&, std::span<const float> score, std::size_t k, top_k
             continue;
         }
         const std::size_t last = smaller((b + 1) * block, n);
-        for (std::size_t i = b * block; i < last; ++i) {
-            if (score[i] >= bound && score[i] > outside) {
-                w.candidates.push_back(static_cast<token_index>(i));
+        for (std::size_t first = b * block; first < last; first += detail::lane_count) {
+            const std::size_t count = smaller(detail::lane_count, last - first);
+            if (!(detail::largest_of(score.subspan(first, count)) >= bound)) {
+                continue;
+            }
+            for (std::size_t i = first; i < first + count; ++i) {
+                if (score[i] >= bound && score[i] > outside) {
+                    w.candidates.push_back(static_cast<token_index>(i));
+                }
             }
         }
     }

@@ -141,12 +141,15 @@ struct step {
         attend(output, lse, timer);
     }
 
-    /// Logits of the resident rows, and weights of all tokens.
+    /// Logits of the resident rows, and weights of all tokens; exact ones for the shortlist.
     void estimate() {
         score_rows(exec, queries(), scale, device.view(head.resident, 0, key_dim),
                    matrix(w.resident_logits, head.resident.size()));
         estimate_logits();
         weigh_all();
+        if constexpr (!is_exact<Sketch>) {
+            refine(matrix(w.weights, tokens()));
+        }
     }
 
     /// Logits of all tokens: the sketch's, and the exact ones of resident rows where the rule takes them.
@@ -177,9 +180,6 @@ struct step {
 
     void decide() {
         const auto weights = matrix(w.weights, tokens());
-        if constexpr (!is_exact<Sketch>) {
-            refine(weights);
-        }
         for (std::size_t g = 0; g < heads(); ++g) {
             plan& p = w.plans[g];
             if (std::isfinite(w.total[g]) && w.total[g] > 0) {

@@ -82,7 +82,7 @@ int main() {
     const rows<float> queries = contiguous_rows(std::span(query), key_dim);
     std::vector<float> w(n);
     score_rows(exec, queries, shape.logit_scale(), keys, matrix_view<float>{w.data(), 1, n, n});
-    const float shift = weigh(exec, w);  // w_i = e^(s_i - shift)
+    const float shift = weigh(exec, w).shift;  // w_i = e^(s_i - shift)
     const double D = std::accumulate(w.begin(), w.end(), 0.0);
     example::table words({{"word", example::alignment::left}, {"tau"}, {"r"}, {"U"}, {"stays"}, {"w, for \"where?\""}});
     std::vector<const char*> stays(n, "");

@@ -46,7 +46,7 @@ struct counting_backend : verkv::cpu {
     std::size_t* weighed = nullptr;  ///< calls of weigh(), all threads: give it no executor
 };
 
-inline float weigh(const counting_backend& exec, std::span<float> logits) {
+inline verkv::weighed weigh(const counting_backend& exec, std::span<float> logits) {
     ++*exec.weighed;
     return verkv::weigh(static_cast<const verkv::cpu&>(exec), logits);
 }

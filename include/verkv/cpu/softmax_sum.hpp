@@ -91,23 +91,27 @@ void weigh_heads(const matrix_view<float>& weights, std::size_t first_head, cons
     }
 }
 
-/// Replaces x by exp(x - shift) and returns the sum, in double.
+/// Replaces x by exp(x - shift) and returns the sum: lanes over blocks of 1024, blocks in double.
 VERKV_ALWAYS_INLINE double exponentiate(std::span<float> x, float shift) {
+    constexpr std::size_t block = 1024;
     double total = 0;
-    lanes sums = lanes{};
-    std::size_t i = 0;
-    for (; i + lane_count <= x.size(); i += lane_count) {
-        const lanes w = exp(load(x.data() + i) - shift);
-        store(x.data() + i, w);
-        sums += w;
-    }
-    total += static_cast<double>(sum(sums));
-    if (i < x.size()) {
-        float w[lane_count];
-        store(w, exp(load_first(x.data() + i, x.size() - i) - shift));
-        for (std::size_t j = 0; i < x.size(); ++i, ++j) {
-            x[i] = w[j];
-            total += static_cast<double>(w[j]);
+    for (std::size_t first = 0; first < x.size(); first += block) {
+        const std::size_t last = smaller(first + block, x.size());
+        lanes sums = lanes{};
+        std::size_t i = first;
+        for (; i + lane_count <= last; i += lane_count) {
+            const lanes w = exp(load(x.data() + i) - shift);
+            store(x.data() + i, w);
+            sums += w;
+        }
+        total += static_cast<double>(sum(sums));
+        if (i < last) {
+            float w[lane_count];
+            store(w, exp(load_first(x.data() + i, last - i) - shift));
+            for (std::size_t j = 0; i < last; ++i, ++j) {
+                x[i] = w[j];
+                total += static_cast<double>(w[j]);
+            }
         }
     }
     return total;

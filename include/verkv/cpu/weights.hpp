@@ -62,14 +62,20 @@ inline void largest_share(const matrix_view<float>& weight, std::span<const floa
 }  // namespace VERKV_LANES_NAMESPACE
 }  // namespace detail
 
-/// Turns logits into weights relative to the largest: x_i becomes e^{x_i - m}, m = max x, and m is returned.
-/// No logits, or all of them -infinity: they become 0 and m is 0. NaN stays NaN.
-/// O(n), in float: error of a weight at most 2 units in the last place beyond that of x_i - m.
-inline float weigh(const cpu&, std::span<float> logits) {
+/// Weights of a decision: their sum, and the shift m they are relative to.
+struct weighed {
+    float shift = 0;
+    double total = 0;
+};
+
+/// Turns logits into weights relative to the largest: x_i becomes e^{x_i - m}, m = max x.
+/// No logits, or all of them -infinity: they become 0 and m is 0. NaN stays NaN, in the sum too.
+/// O(n), in float: error of a weight at most 2 units in the last place beyond that of x_i - m; the sum's relative error
+/// at most (1024 / lane_count + 6) 2^-24.
+inline weighed weigh(const cpu&, std::span<float> logits) {
     const float top = detail::largest_of(logits);
     const float shift = top == -std::numeric_limits<float>::infinity() ? 0.0f : top;
-    detail::exponentiate(logits, shift);
-    return shift;
+    return {shift, detail::exponentiate(logits, shift)};
 }
 
 }  // namespace verkv::inline v0

@@ -173,8 +173,9 @@ struct step {
     void weigh_all() {
         const auto weights = matrix(w.weights, tokens());
         for (std::size_t g = 0; g < heads(); ++g) {
-            w.shift[g] = weigh(exec, weights.row(g));
-            w.total[g] = sum_of(weights.row(g));
+            const weighed all = weigh(exec, weights.row(g));
+            w.shift[g] = all.shift;
+            w.total[g] = all.total;
         }
     }
 

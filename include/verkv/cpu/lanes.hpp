@@ -185,7 +185,7 @@ VERKV_ALWAYS_INLINE lanes exp(const lanes& x) {
     y = y * r + 5.0000001201e-1f;
     y = (y * r) * r + r + 1.0f;
     // 2^n by adding n to the exponent bits.
-    const int_lanes scaled = lanes_cast<int_lanes>(y) + (lanes_cast<int_lanes>(shifted) << 23);
+    const word_lanes scaled = lanes_cast<word_lanes>(y) + (lanes_cast<word_lanes>(shifted) << 23);
     const lanes inside = lanes_cast<lanes>(scaled);
     const lanes low = select(lanes_cast<int_lanes>(x < -87.3f), lanes{}, inside);
     const lanes high = select(lanes_cast<int_lanes>(x > 88.7f), broadcast(__builtin_inff()), low);

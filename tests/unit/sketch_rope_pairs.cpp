@@ -89,7 +89,9 @@ std::string message_of(F&& f) {
     return {};
 }
 
-TEST_CASE("sketch: groups that do not divide the context are quantised over their own tokens, however they arrive") {
+TEST_CASE(
+    "sketch: groups that do not divide the context are quantised over their own tokens, however they arrive") {  // case
+                                                                                                                 // O9
     const cpu exec;
     const std::vector<float> x = {0, 3, 1, 2, 10, 16, 12, 14, 5, 6.5f};
     const std::vector<float> keys = in_channel_0(x);
@@ -146,7 +148,7 @@ TEST_CASE("sketch: groups that do not divide the context are quantised over thei
     }
 }
 
-TEST_CASE("sketch: zero range, zero vectors, an underflowing step") {
+TEST_CASE("sketch: zero range, zero vectors, an underflowing step") {  // case O10
     const cpu exec;
     SECTION("a constant channel beside another") {
         const std::vector<float> keys = {.75f, -1, .75f, 0, .75f, 1, .75f, 2};

@@ -38,7 +38,7 @@ struct shrinkage_workspace {
     void reserve(std::size_t n) {
         blocks.reserve(n / detail::mass_block_size + 1);
         candidates.reserve(n);
-        breakpoints.reserve(2 * n + 1);
+        breakpoints.reserve(n + 1);
     }
 };
 
@@ -64,11 +64,6 @@ inline float largest_lift(const shrinkage_workspace& w) {
         top = larger(b.largest_lift, top);
     }
     return top;
-}
-
-/// m (1 - r) of a token.
-inline double excess(double mass, double odds) {
-    return mass * (odds / (1 + odds));
 }
 
 }  // namespace detail
@@ -108,7 +103,7 @@ struct binary_shrinkage {
                     return;
                 }
                 out.push_back({token, mass, odds, 1 / (1 + odds), odds / (1 + odds)});
-                beta += detail::excess(mass, odds);
+                beta += mass * (odds / (1 + odds));
                 std::pop_heap(w.candidates.begin(), last, later);
             }
             // Tokens below 2 beta stay as they are: look no further down than that, nor than an eighth at a time.
@@ -123,7 +118,8 @@ struct binary_shrinkage {
 };
 
 /// The best shrinkage of all [VerKV Theorem 1]: lambda = clip(beta / t, r, 1), t = m (1-r)/r, where beta = sum m
-/// (1-lambda) is the root of a piecewise linear equation, found exactly among its breakpoints t and m (1-r).
+/// (1-lambda) is the root of a piecewise linear equation, found exactly among its breakpoints t. (The clip to r never
+/// binds at the root: beta is at least what any one token can add to it, m (1-r) = r t.)
 struct bounded_shrinkage {
     /// As binary_shrinkage::select(), in the order of the index; O(n/64 + C log C), C tokens with t above the root.
     void select(const cpu&, masses_view m, float inverse, shrinkage_workspace& w,
@@ -153,22 +149,20 @@ struct bounded_shrinkage {
             const double odds = static_cast<double>(m.odds[c.token]);
             const double t = mass * odds;
             if (t > beta) {
-                const double r = 1 / (1 + odds);
-                const bool at_r = beta <= r * t;
-                out.push_back({c.token, mass, odds, at_r ? r : beta / t, at_r ? odds / (1 + odds) : (t - beta) / t});
+                out.push_back({c.token, mass, odds, (std::max)(beta / t, 1 / (1 + odds)), (t - beta) / t});
             }
         }
     }
 
 private:
-    /// sum_{t > beta} min(m (1-r), m - beta r/(1-r)) - beta.
+    /// sum_{t > beta} (m - beta r/(1-r)) - beta: of the sign of beta's distance to the root.
     static double gap(masses_view m, float inverse, const shrinkage_workspace& w, double beta) {
         double total = 0;
         for (const auto& c : w.candidates) {
             const double mass = static_cast<double>(m.mass[c.token] * inverse);
             const double odds = static_cast<double>(m.odds[c.token]);
             if (mass * odds > beta) {
-                total += (std::min)(detail::excess(mass, odds), mass - beta / odds);
+                total += mass - beta / odds;
             }
         }
         return total - beta;
@@ -181,7 +175,6 @@ private:
             const double mass = static_cast<double>(m.mass[c.token] * inverse);
             const double odds = static_cast<double>(m.odds[c.token]);
             w.breakpoints.push_back(mass * odds);
-            w.breakpoints.push_back(detail::excess(mass, odds));
         }
         std::sort(w.breakpoints.begin(), w.breakpoints.end());
         // The last breakpoint at which the gap is not negative starts the segment of the root. Each is evaluated
@@ -199,13 +192,8 @@ private:
             const double mass = static_cast<double>(m.mass[c.token] * inverse);
             const double odds = static_cast<double>(m.odds[c.token]);
             if (mass * odds > start) {
-                const double excess = detail::excess(mass, odds);
-                if (excess > start) {
-                    sum += excess;
-                } else {
-                    sum += mass;
-                    slope += 1 / odds;
-                }
+                sum += mass;
+                slope += 1 / odds;
             }
         }
         return (std::max)(sum / slope, start);

@@ -23,7 +23,7 @@ struct prompt {
 };
 
 /// Checks that the parts of a prompt belong together.
-/// Throws invalid_argument where counts or widths differ, or positions do not ascend.
+/// Throws invalid_argument where counts or widths differ, positions do not ascend, or rows are missing.
 template <class T>
 void validate(const prompt<T>& p) {
     validate(p.shape);
@@ -36,6 +36,8 @@ void validate(const prompt<T>& p) {
         detail::check(p.keys[h].width == p.shape.key_dim && p.values[h].width == p.shape.value_dim, "KV head ", h,
                       " has keys of ", p.keys[h].width, " and values of ", p.values[h].width,
                       " channels; the geometry says ", p.shape.key_dim, " and ", p.shape.value_dim);
+        detail::check(p.tokens() == 0 || (p.keys[h].data != nullptr && p.values[h].data != nullptr), "KV head ", h,
+                      ": null pointer for the rows of ", p.tokens(), " tokens");
     }
     for (std::size_t i = 1; i < p.positions.size(); ++i) {
         detail::check(p.positions[i - 1] < p.positions[i], "token ", i, " has position ", p.positions[i],

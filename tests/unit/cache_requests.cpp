@@ -583,6 +583,65 @@ TEST_CASE("cache: a sketch that refuses the keys leaves the request as it was") 
     CHECK(refused<invalid_state>([&] { decode(cache, id, std::vector<float>(6)); }, {"30"}));
 }
 
+namespace {
+
+/// Cannot erase, and refuses its fit number `fuse`, over all its copies.
+struct fused_sketch : someone::off_sketch {
+    int* fuse;
+
+    explicit fused_sketch(int* f) : fuse(f) {}
+    template <class Backend, class T>
+    void fit(const Backend& exec, verkv::rows<T> keys) {
+        verkv::detail::check(--*fuse != 0, "no fit of ", keys.count, " keys today");
+        someone::off_sketch::fit(exec, keys);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("cache: going back leaves the request as it was when a sketch or a rotation throws half way") {
+    const verkv::geometry shape{2, 2, 4, 3, 0};
+    constexpr std::size_t n = 40;
+    const auto t = random_text<float>(shape, n, 21);
+    int fuse = -1;
+    verkv::layer_cache<float, fused_sketch> cache(roomy(shape, n), fused_sketch(&fuse));
+    const auto id = cache.open(3);
+    prefill(cache, id, t, 0, n);
+    cache.compress(id, verkv::key_norm{}, {verkv::budget::tokens(10), {2, 2}});
+    const auto queries = random_queries<float>(shape, 21);
+    const step_answer answer = decode(cache, id, queries);
+    const auto before = state_of<float>(cache, id);
+    const auto unchanged = [&] {
+        CHECK(state_of<float>(cache, id) == before);
+        CHECK(decode(cache, id, queries) == answer);
+        for (std::size_t h = 0; h < 2; ++h) {
+            CHECK(cache.sketch_of(id, h).size() == n);
+        }
+    };
+    fuse = 2;  // the second KV head
+    CHECK(refused([&] { cache.remove(id, 10, 20); }, {"no fit of 30 keys"}));
+    unchanged();
+    fuse = 2;
+    CHECK(refused([&] { cache.truncate(id, 35); }, {"no fit of 35 keys"}));
+    unchanged();
+    const auto negate = [](std::span<float> key, verkv::position_t) { key[0] = -key[0]; };
+    fuse = 2;
+    CHECK(refused([&] { cache.shift(id, 20, 100, 7, negate); }, {"no fit of 40 keys"}));
+    unchanged();
+    fuse = -1;
+    std::size_t calls = 0;
+    const auto stop = [&](std::span<float> key, verkv::position_t) {
+        key[0] = -key[0];
+        verkv::detail::check(++calls != 27, "no rotation");
+    };
+    CHECK(refused([&] { cache.shift(id, 20, 100, 7, stop); }, {"no rotation"}));
+    unchanged();
+    cache.shift(id, 20, 100, 7, negate);
+    CHECK(cache.positions(id)[20] == 27);
+    CHECK(cache.host_row(id, 1, 20)[0] == -t.key_view(0, n).row(20, 1)[0]);
+    CHECK(cache.host_row(id, 1, 19)[0] == t.key_view(0, n).row(19, 1)[0]);
+}
+
 TEST_CASE("cache: the sketch is that of all keys, in order") {
     constexpr std::size_t n = 150;
     auto t = random_text<float>({2, 2, 12, 2, 0}, n, 13);

@@ -47,8 +47,8 @@ struct cache_memory {
 
 /// How compress() samples a prompt.
 struct compression {
-    budget kept = budget::fraction(1.0 / 16);  ///< resident rows of a KV head, fixed ones included
-    windows fixed = {};                        ///< sink and local tokens, resident by position
+    budget kept = budget::fraction(1.0 / 16).at_least(256);  ///< resident rows of a KV head, fixed ones included
+    windows fixed = {};                                      ///< sink and local tokens, resident by position
 };
 
 /// The cache of one layer: resident cells, host rows and staging of many requests, and the step that decodes with them.
@@ -60,7 +60,7 @@ struct compression {
 /// T: storage of rows. Sketch, Planner, Exact (which weights are exact), Target, Backend: the parts of the pipeline,
 /// see core/concepts.hpp. Not thread-safe; a step spreads over the backend's own threads. Results are the same bits for
 /// any number of threads, any chunking of the prompt and any other requests in the batch. A call that throws has
-/// changed nothing.
+/// changed nothing of what the cache holds (a decode that throws may have written outputs, and staged rows).
 template <storage T, class Sketch, class Planner = greedy<>, class Exact = exact_for_shortlist,
           class Target = denominator, class Backend = cpu>
 requires sketch<Sketch, Backend, T> && planner<Planner, Backend> && target<Target>
@@ -99,7 +99,8 @@ public:
     [[nodiscard]] std::size_t free_host_rows() const { return host_.free_rows(); }
     [[nodiscard]] std::size_t free_resident_rows() const { return device_.free_rows(); }
 
-    /// Starts a request; seed picks its uniforms. Throws out_of_capacity when max_requests are open.
+    /// Starts a request; seed picks its uniforms: requests of one seed and one layer number draw alike, position by
+    /// position. Throws out_of_capacity when max_requests are open.
     [[nodiscard]] request_id open(std::uint64_t seed = 0) {
         for (std::size_t slot = 0; slot < requests_.size(); ++slot) {
             request& r = requests_[slot];
@@ -290,6 +291,11 @@ public:
         return report_;
     }
 
+    /// decode() of one request, its queries stored as the rows are.
+    const step_report& decode(const decode_item<T>& item, tolerance promise = {}) {
+        return decode(std::span<const decode_item<T>>(&item, 1), promise);
+    }
+
     /// decode() of one request.
     template <storage Q>
     const step_report& decode(const decode_item<Q>& item, tolerance promise = {}) {
@@ -340,22 +346,11 @@ public:
         const std::int64_t above = to < p.size() ? p[to] : std::int64_t{(std::numeric_limits<position_t>::max)()} + 1;
         detail::check(low > below && high < above, "shifting positions ", p[from], " to ", p[to - 1], " by ", delta,
                       " leaves the room between ", below, " and ", above);
+        if constexpr (!std::is_same_v<Rotate, std::nullptr_t>) {
+            rotate_keys(r, from, to, delta, rotate);
+        }
         for (std::size_t i = from; i < to; ++i) {
             p[i] += delta;
-        }
-        if constexpr (!std::is_same_v<Rotate, std::nullptr_t>) {
-            for (auto& head : r.heads) {
-                for (std::size_t i = from; i < to; ++i) {
-                    rotate(std::span<T>(host_.row(head.host[i]), config_.shape.key_dim), delta);
-                    if (head.slot[i] != head.offloaded) {
-                        copy_row(device_.row(head.resident[head.slot[i]]), host_.row(head.host[i]));
-                    }
-                }
-                head.staging.clear();
-                if (const std::size_t sketched = head.sketch.size(); sketched > from) {
-                    rebuild(head, sketched);
-                }
-            }
         }
     }
 
@@ -628,17 +623,34 @@ private:
         if (from == to) {
             return 0;
         }
+        std::vector<Sketch> sketches;  // of what remains, where a sketch cannot forget: the only step that may throw
+        if constexpr (!erasable_sketch<Sketch>) {
+            std::vector<row_id> remaining;
+            for (const auto& head : r.heads) {
+                const auto at = [&](std::size_t i) {
+                    return head.host.begin() + static_cast<std::ptrdiff_t>((std::min)(i, head.sketch.size()));
+                };
+                remaining.assign(at(0), at(from));
+                remaining.insert(remaining.end(), at(to), at(head.sketch.size()));
+                sketches.push_back(remaining.size() < head.sketch.size() ? sketch_of_rows(remaining) : head.sketch);
+            }
+        }
         const std::size_t n = r.positions.size();
-        for (auto& head : r.heads) {
+        for (std::size_t h = 0; h < r.heads.size(); ++h) {
+            auto& head = r.heads[h];
             host_.release(std::span<const row_id>(head.host).subspan(from, to - from));
             for (std::size_t i = from; i < to; ++i) {
                 if (head.slot[i] != head.offloaded) {
                     device_.release({&head.resident[head.slot[i]], 1});
                 }
             }
-            const std::size_t sketched = head.sketch.size();
             head.erase(from, to);
-            forget_sketched(head, (std::min)(from, sketched), (std::min)(to, sketched), sketched);
+            if constexpr (erasable_sketch<Sketch>) {
+                const std::size_t sketched = head.sketch.size();
+                head.sketch.erase((std::min)(from, sketched), (std::min)(to, sketched));
+            } else {
+                head.sketch = std::move(sketches[h]);
+            }
         }
         // Pending tokens are the last ones.
         const std::size_t compressed = n - r.pending;
@@ -653,22 +665,54 @@ private:
         return to - from;
     }
 
-    /// The keys in host memory are those that remain: erases tokens of the sketch, or builds it again.
-    void forget_sketched(detail::kv_head<Sketch>& head, std::size_t first, std::size_t last, std::size_t sketched) {
-        if (first == last) {
-            return;
-        }
-        if constexpr (erasable_sketch<Sketch>) {
-            head.sketch.erase(first, last);
-        } else {
-            rebuild(head, sketched - (last - first));
-        }
+    [[nodiscard]] Sketch sketch_of_rows(std::span<const row_id> host_rows) const {
+        Sketch sketch = prototype_;
+        const rows<T> keys = host_.view(host_rows, 0, config_.shape.key_dim);
+        sketch.fit(exec_, keys);
+        sketch.append(exec_, keys);
+        return sketch;
     }
 
-    void rebuild(detail::kv_head<Sketch>& head, std::size_t tokens) {
-        const rows<T> keys = host_.view(std::span<const row_id>(head.host).first(tokens), 0, config_.shape.key_dim);
-        head.sketch.fit(exec_, keys);
-        head.sketch.append(exec_, keys);
+    /// Turns the keys of tokens from ... to-1 in host memory, then makes what stems from them follow. Where rotate or a
+    /// sketch throws, the keys are put back.
+    template <class Rotate>
+    void rotate_keys(request& r, std::size_t from, std::size_t to, position_t delta, Rotate& rotate) {
+        const std::size_t width = config_.shape.key_dim;
+        struct saved_keys {
+            std::vector<T> elements;
+            std::vector<T*> keys;
+            std::size_t width;
+            ~saved_keys() {
+                for (std::size_t i = 0; i < keys.size(); ++i) {
+                    std::memcpy(static_cast<void*>(keys[i]), elements.data() + i * width, width * sizeof(T));
+                }
+            }
+        } saved{{}, {}, width};
+        saved.elements.reserve(r.heads.size() * (to - from) * width);
+        saved.keys.reserve(r.heads.size() * (to - from));
+        std::vector<Sketch> sketches;
+        for (const auto& head : r.heads) {
+            for (std::size_t i = from; i < to; ++i) {
+                T* key = host_.row(head.host[i]);
+                saved.elements.insert(saved.elements.end(), key, key + width);
+                saved.keys.push_back(key);
+                rotate(std::span<T>(key, width), delta);
+            }
+            const std::size_t sketched = head.sketch.size();
+            sketches.push_back(sketched > from ? sketch_of_rows(std::span<const row_id>(head.host).first(sketched))
+                                               : head.sketch);
+        }
+        saved.keys.clear();
+        for (std::size_t h = 0; h < r.heads.size(); ++h) {
+            auto& head = r.heads[h];
+            for (std::size_t i = from; i < to; ++i) {
+                if (head.slot[i] != head.offloaded) {
+                    copy_row(device_.row(head.resident[head.slot[i]]), host_.row(head.host[i]));
+                }
+            }
+            head.staging.clear();
+            head.sketch = std::move(sketches[h]);
+        }
     }
 
     cache_config config_;

@@ -1,13 +1,18 @@
-// Estimating every token's logit: the RoPE-pair sketch, the exact one, and a plain read of the same bytes.
+// Estimating every token's logit: the sketches there are, with bounds where they have them, and a plain read.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <type_traits>
 #include <vector>
 
+#include "verkv/core/concepts.hpp"
 #include "verkv/sketch/exact.hpp"
+#include "verkv/sketch/per_channel.hpp"
+#include "verkv/sketch/quest_pages.hpp"
 #include "verkv/sketch/rope_pairs.hpp"
+#include "verkv/sketch/rotated.hpp"
 
 namespace {
 
@@ -62,8 +67,17 @@ void estimate(benchmark::State& state, problem& p, Sketch&& sketch) {
     const verkv::cpu exec;
     sketch.fit(exec, p.key_rows());
     sketch.append(exec, p.key_rows());
+    std::vector<float> bounds;
+    if constexpr (verkv::bounded_sketch<std::remove_cvref_t<Sketch>, verkv::cpu, verkv::half>) {
+        bounds.resize(p.logits.size());
+    }
     for (auto _ : state) {
-        sketch.estimate(exec, p.query_rows(), 0.1f, p.out());
+        if constexpr (verkv::bounded_sketch<std::remove_cvref_t<Sketch>, verkv::cpu, verkv::half>) {
+            sketch.estimate(exec, p.query_rows(), 0.1f, p.out(),
+                            {bounds.data(), p.out().rows, p.out().columns, p.out().stride});
+        } else {
+            sketch.estimate(exec, p.query_rows(), 0.1f, p.out());
+        }
         benchmark::DoNotOptimize(p.logits.data());
         benchmark::ClobberMemory();
     }
@@ -75,6 +89,22 @@ void rope_pairs(benchmark::State& state) {
     verkv::rope_pair_options options;
     options.key_dim = p.width;
     estimate(state, p, verkv::rope_pair_sketch(options));
+}
+
+void per_channel(benchmark::State& state) {
+    problem p = problem_of(state);
+    estimate(state, p, verkv::per_channel_sketch(p.width));
+}
+
+void quest_pages(benchmark::State& state) {
+    problem p = problem_of(state);
+    estimate(state, p, verkv::quest_page_sketch(verkv::quest_page_options{p.width}));
+}
+
+template <unsigned Bits>
+void rotated(benchmark::State& state) {
+    problem p = problem_of(state);
+    estimate(state, p, verkv::rotated_sketch(verkv::rotated_options{p.width, Bits}));
 }
 
 void exact(benchmark::State& state) {
@@ -145,6 +175,12 @@ void axes(benchmark::internal::Benchmark* b) {
 }  // namespace
 
 BENCHMARK(rope_pairs)->Apply(axes);
+BENCHMARK(per_channel)->Apply(axes);
+BENCHMARK(quest_pages)->Apply(axes);
+BENCHMARK(rotated<1>)->Apply(axes);
+BENCHMARK(rotated<2>)->Apply(axes);
+BENCHMARK(rotated<3>)->Apply(axes);
+BENCHMARK(rotated<4>)->Apply(axes);
 BENCHMARK(exact)->Apply(axes);
 BENCHMARK(plain_read)->Apply(axes);
 BENCHMARK(append_one)->ArgNames({"n", "d", "G"})->Args({4096, 128, 1})->Unit(benchmark::kMicrosecond);

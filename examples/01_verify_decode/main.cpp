@@ -14,27 +14,6 @@
 
 namespace {
 
-struct combination {
-    std::string sketch, plan, exact_for;
-};
-
-/// Every combination of the lists. Where --exact-for was not given, only those in which the rule can make a difference
-/// to what the reader sees: an approximate sketch with a plan that fetches.
-std::vector<combination> combinations(const settings& s) {
-    std::vector<combination> all;
-    for (const auto& sketch : s.sketch) {
-        for (const auto& plan : s.plan) {
-            for (const auto& exact_for : s.exact_for) {
-                const bool differs = sketch != "exact" && plan == "greedy";
-                if (s.exact_for_given || differs || exact_for == s.exact_for.front()) {
-                    all.push_back({sketch, plan, exact_for});
-                }
-            }
-        }
-    }
-    return all;
-}
-
 verkv::rope_pairing pairing_of(const example::trace_info& t, const settings& s) {
     if (!t.pairing) {
         throw example::trace_error(s.trace + "/meta.json", "says no RoPE pairing, which the rope-pairs sketch needs");
@@ -59,24 +38,14 @@ std::vector<result> run(const example::trace<T>& t, const settings& s) {
     const auto importance = importance_of(t, s);
     std::vector<std::vector<result>> found;
     for (const combination& c : all) {
-        progress.update(found.size() + 2, c.sketch + ", " + c.plan + ", exact for " + c.exact_for);
-        const chosen_planner planner{c.plan, s.shrinkage};
-        const auto with_sketch = [&](const auto& sketch) {
-            return c.exact_for == "resident" ? replay(t, s, dense, steps, importance, sketch,
-                                                      exact_for_resident{s.shortlist}, planner, threads)
-                                             : replay(t, s, dense, steps, importance, sketch,
-                                                      exact_for_shortlist{s.shortlist}, planner, threads);
+        progress.update(found.size() + 2, c.text());
+        const auto with_target = [&](const auto& sketch) {
+            return c.target == "output" ? replay(t, s, dense, steps, importance, sketch, output{}, c, threads)
+                                        : replay(t, s, dense, steps, importance, sketch, denominator{}, c, threads);
         };
-        auto& results =
-            found.emplace_back(c.sketch == "exact" ? with_sketch(exact_sketch<T>{})
-                                                   : with_sketch(rope_pair_sketch({.key_dim = t.shape.key_dim,
-                                                                                   .pairing = pairing_of(t, s),
-                                                                                   .bits = s.bits,
-                                                                                   .pair_fraction = s.pairs})));
-        for (result& r : results) {
-            r.sketch = c.sketch;
-            r.exact_for = c.exact_for;
-        }
+        found.push_back(c.sketch == "exact" ? with_target(exact_sketch<T>{})
+                                            : with_target(chosen_sketch<T>(c.sketch, t.shape.key_dim, s,
+                                                                           [&] { return pairing_of(t, s); })));
     }
     progress.finish();
     std::vector<result> rows;  // by epsilon, so that what is compared stands together
@@ -96,10 +65,11 @@ void print(const example::trace_info& t, const settings& s, const std::vector<re
     example::table table({{"epsilon"},
                           {"sketch", alignment::left},
                           {"plan", alignment::left},
-                          {"exact\nfor", alignment::left},
+                          {"certified", alignment::left},
                           {"% that\nfetch"},
                           {"rows read, %\nquery head"},
                           {"\nKV head"},
+                          {"rounds"},
                           {"keys\nscored"},
                           {"fails, %\nD"},
                           {"\noutput"},
@@ -118,24 +88,26 @@ void print(const example::trace_info& t, const settings& s, const std::vector<re
             epsilon = r.epsilon;
         }
         const auto fails = [&](double x) { return share(x) + (x > s.delta ? " !" : "  "); };
-        table.add({fmt::format("{}", r.epsilon), r.sketch, r.plan, r.exact_for, share(r.fetching_decisions, 1),
-                   share(r.rows_read_per_query_head), share(r.rows_read_per_kv_head), share(r.shortlist_keys_read),
-                   fails(r.failures_denominator), fails(r.failures_output), share(r.mean_output_error),
-                   fmt::format("{:.3f}", r.mean_certificate), fmt::format("{:.3f}", r.sketch_ms),
-                   fmt::format("{:.3f}", r.decide_ms), fmt::format("{:.3f}", r.fetch_ms),
-                   fmt::format("{:.3f}", r.attend_ms), fmt::format("{:.3f}", r.dense_ms)});
+        table.add({fmt::format("{}", r.epsilon), r.choice.sketch, r.choice.plan_text(), r.choice.target_text(),
+                   share(r.fetching_decisions, 1), share(r.rows_read_per_query_head), share(r.rows_read_per_kv_head),
+                   fmt::format("{:.2f}", r.rounds), share(r.shortlist_keys_read), fails(r.failures_denominator),
+                   fails(r.failures_output), share(r.mean_output_error), fmt::format("{:.3f}", r.mean_certificate),
+                   fmt::format("{:.3f}", r.sketch_ms), fmt::format("{:.3f}", r.decide_ms),
+                   fmt::format("{:.3f}", r.fetch_ms), fmt::format("{:.3f}", r.attend_ms),
+                   fmt::format("{:.3f}", r.dense_ms)});
     }
     table.print();
     fmt::print(
         "\nrows read, keys scored: % of the context, resident rows not counted. fails: % of {} decisions a row whose "
         "true\n"
-        "error exceeds epsilon; \"!\" marks more than delta = {}. D is what is certified; outputs are not.\n"
-        "sketch: {} of the KV cache.\n",
+        "error exceeds epsilon; \"!\" marks more than delta = {}. D: the softmax denominator. rounds: fetches that the "
+        "check\n"
+        "from the sample added to the first. sketch: {} of the KV cache.\n",
         rows.empty() ? 0 : rows.front().decisions, s.delta, [&] {
             std::string text;
             for (const auto& name : s.sketch) {
                 for (const result& r : rows) {
-                    if (r.sketch == name) {
+                    if (r.choice.sketch == name) {
                         text += (text.empty() ? "" : ", ") + name + " " + share(r.sketch_bytes_share) + " %";
                         break;
                     }
@@ -147,23 +119,46 @@ void print(const example::trace_info& t, const settings& s, const std::vector<re
 
 nlohmann::ordered_json as_json(const example::trace_info& t, const settings& s, const std::vector<result>& rows) {
     nlohmann::ordered_json out;
-    out["settings"] = {{"trace", s.trace},         {"layer", t.layer},
-                       {"kept", s.kept},           {"sink", s.sink},
-                       {"local", s.local},         {"epsilon", s.epsilon},
-                       {"delta", s.delta},         {"scorer", s.scorer},
-                       {"sketch", s.sketch},       {"bits", s.bits},
-                       {"pairs", s.pairs},         {"shrinkage", s.shrinkage},
-                       {"plan", s.plan},           {"exact_for", s.exact_for},
-                       {"shortlist", s.shortlist}, {"steps", s.steps == 0 ? t.decode_steps() : s.steps},
-                       {"redraws", s.redraws},     {"seed", s.seed},
+    out["settings"] = {{"trace", s.trace},
+                       {"layer", t.layer},
+                       {"kept", s.kept},
+                       {"sink", s.sink},
+                       {"local", s.local},
+                       {"epsilon", s.epsilon},
+                       {"delta", s.delta},
+                       {"scorer", s.scorer},
+                       {"sketch", s.sketch},
+                       {"bits", s.bits},
+                       {"pairs", s.pairs},
+                       {"shrinkage", s.shrinkage},
+                       {"plan", s.plan},
+                       {"tail", s.tail},
+                       {"target", s.target},
+                       {"group", s.group},
+                       {"check", s.check},
+                       {"max_rounds", s.rounds},
+                       {"uniforms", s.uniforms},
+                       {"bounds", s.bounds},
+                       {"exact_for", s.exact_for},
+                       {"shortlist", s.shortlist},
+                       {"steps", s.steps == 0 ? t.decode_steps() : s.steps},
+                       {"redraws", s.redraws},
+                       {"seed", s.seed},
                        {"threads", s.threads}};
     out["rows"] = nlohmann::ordered_json::array();
     for (const result& r : rows) {
         out["rows"].push_back({{"epsilon", r.epsilon},
                                {"delta", s.delta},
-                               {"sketch", r.sketch},
-                               {"plan", r.plan},
-                               {"exact_for", r.exact_for},
+                               {"sketch", r.choice.sketch},
+                               {"plan", r.choice.plan},
+                               {"tail", r.choice.tail},
+                               {"target", r.choice.target},
+                               {"group", r.choice.group},
+                               {"check", r.choice.check},
+                               {"uniforms", r.choice.uniforms},
+                               {"bounds", r.choice.bounds},
+                               {"exact_for", r.choice.exact_for},
+                               {"rounds", r.rounds},
                                {"decisions", r.decisions},
                                {"fetching_decisions", r.fetching_decisions},
                                {"rows_read_per_query_head", r.rows_read_per_query_head},
@@ -195,21 +190,20 @@ void plot(const example::trace_info& t, const settings& s, const std::vector<res
     read.y.title = "% of the context";
     read.y.logarithmic = true;
     read.y.percent = true;
-    fails.title = "Denominators off by more than epsilon";
+    fails.title = "What is certified is off by more than epsilon";
     fails.y.title = "% of decisions";
     fails.y.percent = true;
     fails.y.low = 0.0;
     fails.references = {{s.delta, "delta"}};
     for (const combination& c : combinations(s)) {
-        const bool both = s.exact_for_given || (c.sketch != "exact" && c.plan == "greedy");
-        example::plot_series reads{c.sketch + ", " + c.plan + (both ? ", exact for " + c.exact_for : ""), {}, {}};
+        example::plot_series reads{c.text(), {}, {}};
         example::plot_series failing{reads.name, {}, {}};
         for (const result& r : rows) {
-            if (r.sketch == c.sketch && r.plan == c.plan && r.exact_for == c.exact_for) {
+            if (r.choice == c) {
                 reads.x.push_back(r.epsilon);
                 reads.y.push_back(r.rows_read_per_kv_head);
                 failing.x.push_back(r.epsilon);
-                failing.y.push_back(r.failures_denominator);
+                failing.y.push_back(c.target == "output" ? r.failures_output : r.failures_denominator);
             }
         }
         if (c.plan != "never") {
@@ -230,7 +224,7 @@ int main(int argc, char** argv) {
     settings s;
     add_options(app, s);
     CLI11_PARSE(app, argc, argv);
-    s.exact_for_given = app.count("--exact-for") > 0;
+    s.target_given = app.count("--target") > 0;
     std::sort(s.epsilon.begin(), s.epsilon.end());
     try {
         const example::any_trace loaded = example::load_trace(s.trace);

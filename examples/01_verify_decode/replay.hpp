@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "choices.hpp"
 #include "common/table.hpp"
 #include "common/trace.hpp"
 #include "settings.hpp"
@@ -19,12 +20,13 @@
 /// One line of the table.
 struct result {
     double epsilon = 0;
-    std::string sketch, plan, exact_for;
+    combination choice;
     std::size_t decisions = 0;
     double fetching_decisions = 0;
     double rows_read_per_query_head = 0;
     double rows_read_per_kv_head = 0;
     double rows_copied_per_kv_head = 0;
+    double rounds = 0;
     double shortlist_keys_read = 0;
     double failures_denominator = 0;
     double failures_output = 0;
@@ -43,32 +45,6 @@ inline double median(std::vector<double> x) {
     std::nth_element(x.begin(), middle, x.end());
     return *middle;
 }
-
-/// Planner, chosen while the program runs.
-struct chosen_planner {
-    using workspace = verkv::never_fetch<>::workspace;
-    std::string plan_name;
-    std::string shrinkage;
-
-    void plan(const verkv::cpu& exec, verkv::masses_view m, verkv::tolerance t, workspace& w, verkv::plan& out) const {
-        const auto with = [&](auto rule) {
-            if (plan_name == "greedy") {
-                verkv::greedy<decltype(rule)>{}.plan(exec, m, t, w, out);
-            } else {
-                verkv::never_fetch<decltype(rule)>{}.plan(exec, m, t, w, out);
-            }
-        };
-        if (plan_name == "everything") {
-            verkv::fetch_everything{}.plan(exec, m, t, w, out);
-        } else if (shrinkage == "binary") {
-            with(verkv::binary_shrinkage{});
-        } else if (shrinkage == "bounded") {
-            with(verkv::bounded_shrinkage{});
-        } else {
-            with(verkv::no_shrinkage{});
-        }
-    }
-};
 
 /// Dense attention of the decode steps: what every estimate is compared with, and how long it takes.
 struct truth {
@@ -144,11 +120,11 @@ std::vector<std::vector<float>> importance_of(const example::trace<T>& t, const 
     return scores;
 }
 
-/// Runs one combination of sketch, planner and rule for exact weights: a result for each epsilon.
-template <class T, class Sketch, class Exact>
+/// Runs one combination of choices: a result for each epsilon.
+template <class T, class Sketch, class Target>
 std::vector<result> replay(const example::trace<T>& t, const settings& s, const truth& dense,
                            std::span<const std::size_t> steps, const std::vector<std::vector<float>>& importance,
-                           const Sketch& sketch, const Exact& exact, const chosen_planner& planner,
+                           const Sketch& sketch, const Target& target, const combination& choice,
                            verkv::executor* threads) {
     using namespace verkv;
     const geometry& shape = t.shape;
@@ -160,7 +136,9 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
                               .host_rows = requests * shape.kv_heads * t.tokens,
                               .resident_rows = requests * shape.kv_heads * t.tokens,
                               .staging_rows = (std::max)(std::size_t{256}, t.tokens / 4)};
-    layer_cache<T, Sketch, chosen_planner, Exact> cache(config, sketch, cpu{threads}, planner, exact);
+    layer_cache<T, Sketch, chosen_planner, chosen_exact, Target> cache(
+        config, sketch, cpu{threads}, planner_of(choice, s), chosen_exact{s.shortlist, choice.exact_for == "resident"},
+        target, policies_of(choice, s));
 
     std::vector<result> results(requests);
     struct times {
@@ -197,6 +175,7 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
                     const kv_head_report& head = report.kv_head(0, h);
                     r.rows_read_per_kv_head += static_cast<double>(head.rows_fetched) / context;
                     r.rows_copied_per_kv_head += static_cast<double>(head.rows_copied) / context;
+                    r.rounds += static_cast<double>(head.rounds);
                     r.shortlist_keys_read += static_cast<double>(head.shortlist_keys_read) / context;
                     seconds[e].sketch.push_back(head.sketch_seconds);
                     seconds[e].decide.push_back(head.decide_seconds);
@@ -245,7 +224,7 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
     for (std::size_t e = 0; e < requests; ++e) {
         result& r = results[e];
         r.epsilon = s.epsilon[e];
-        r.plan = planner.plan_name;
+        r.choice = choice;
         r.sketch_bytes_share = results[0].sketch_bytes_share;
         const auto decisions = static_cast<double>(r.decisions);
         const double heads = decisions / static_cast<double>(shape.group());
@@ -253,7 +232,7 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
                           &r.failures_output, &r.mean_denominator_error, &r.mean_output_error, &r.mean_certificate}) {
             *x /= decisions;
         }
-        for (double* x : {&r.rows_read_per_kv_head, &r.rows_copied_per_kv_head, &r.shortlist_keys_read}) {
+        for (double* x : {&r.rows_read_per_kv_head, &r.rows_copied_per_kv_head, &r.shortlist_keys_read, &r.rounds}) {
             *x /= heads;
         }
         r.sketch_ms = 1e3 * median(seconds[e].sketch);

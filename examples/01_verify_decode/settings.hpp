@@ -22,9 +22,16 @@ struct settings {
     unsigned bits = 2;
     double pairs = 0.25;
     std::string shrinkage = "binary";
-    std::vector<std::string> plan{"greedy", "never"};
-    std::vector<std::string> exact_for{"shortlist", "resident"};
-    bool exact_for_given = false;
+    std::vector<std::string> plan{"water-filling", "greedy", "never"};
+    std::vector<std::string> tail{"bernstein"};
+    std::vector<std::string> target{"denominator", "output"};
+    std::vector<std::string> group{"joint"};
+    std::vector<std::string> check{"sample"};
+    std::vector<std::string> uniforms{"permanent"};
+    std::vector<std::string> bounds{"none"};
+    std::vector<std::string> exact_for{"shortlist"};
+    bool target_given = false;
+    std::size_t rounds = 8;
     std::size_t shortlist = 128;
     std::size_t steps = 0;  // 0: all
     std::size_t redraws = 8;
@@ -48,8 +55,9 @@ inline void add_options(CLI::App& app, settings& s) {
     app.add_option("--scorer", s.scorer, "how prefill ranks tokens")
         ->check(CLI::IsMember({"largest-attention", "snapkv", "streaming-llm", "key-norm"}))
         ->capture_default_str();
-    example::add_names(app, "--sketch", s.sketch, {"exact", "rope-pairs"}, "how decode estimates weights");
-    app.add_option("--bits", s.bits, "bits a channel of the rope-pairs sketch")
+    example::add_names(app, "--sketch", s.sketch, {"exact", "rope-pairs", "per-channel", "rotated", "quest-pages"},
+                       "how decode estimates weights");
+    app.add_option("--bits", s.bits, "bits a channel of a sketch of codes; rotated takes at most 4")
         ->check(CLI::Range(1, 8))
         ->capture_default_str();
     example::add_fraction(app, "--pairs", s.pairs, {0, 1, false, true},
@@ -57,9 +65,19 @@ inline void add_options(CLI::App& app, settings& s) {
     app.add_option("--shrinkage", s.shrinkage, "how the estimate trades bias for variance")
         ->check(CLI::IsMember({"binary", "bounded", "none"}))
         ->capture_default_str();
-    example::add_names(app, "--plan", s.plan, {"greedy", "never", "everything"}, "how rows to fetch are chosen");
-    example::add_names(app, "--exact-for", s.exact_for, {"shortlist", "resident"},
-                       "which tokens get exact weights (without this option both are shown only where they differ)");
+    example::add_names(app, "--plan", s.plan, {"water-filling", "greedy", "never", "everything"},
+                       "how rows to fetch are chosen");
+    example::add_names(app, "--tail", s.tail, {"bernstein", "chernoff"}, "inequality behind the certificate");
+    example::add_names(app, "--target", s.target, {"denominator", "output"},
+                       "what is certified (without this option, outputs for water-filling alone)");
+    example::add_names(app, "--group", s.group, {"joint", "per-head"}, "whether the heads of a group plan together");
+    example::add_names(app, "--check", s.check, {"sample", "none"}, "what follows a fetch");
+    app.add_option("--rounds", s.rounds, "fetches that a check may add")
+        ->check(CLI::Range(1, 15))
+        ->capture_default_str();
+    example::add_names(app, "--uniforms", s.uniforms, {"permanent", "fresh"}, "which uniforms plans draw with");
+    example::add_names(app, "--bounds", s.bounds, {"none", "sketch"}, "whether plans carry the sketch's error bound");
+    example::add_names(app, "--exact-for", s.exact_for, {"shortlist", "resident"}, "which tokens get exact weights");
     app.add_option("--shortlist", s.shortlist, "tokens of a KV head that are scored exactly")->capture_default_str();
     app.add_option("--steps", s.steps, "decode steps, spread over the trace; 0 for all")->capture_default_str();
     app.add_option("--redraws", s.redraws, "independent samples of the prompt")

@@ -95,7 +95,7 @@ static_assert(verkv::sketch<someone::off_sketch, verkv::cpu, verkv::half>);
 static_assert(!verkv::erasable_sketch<someone::off_sketch>);
 static_assert(verkv::erasable_sketch<verkv::exact_sketch<float>>);
 static_assert(verkv::erasable_sketch<verkv::rope_pair_sketch>);
-static_assert(verkv::target<someone::strict_denominator>);
+static_assert(verkv::target<someone::strict_denominator, verkv::cpu>);
 static_assert(verkv::planner<someone::raise_all, verkv::cpu>);
 static_assert(verkv::planner<someone::recorded<verkv::greedy<>>, verkv::cpu>);
 static_assert(verkv::planner<verkv::greedy<>, someone::counting_backend>);

@@ -268,7 +268,7 @@ TEST_CASE("cache: the shortlist is read exactly, staged and resident tokens apar
         }
     }
     // With a shortlist of all of L any sketch leads to the plan that the exact one makes.
-    verkv::layer_cache<float, verkv::exact_sketch<float>> exact(roomy(shape, n), {});
+    verkv::layer_cache<float, verkv::exact_sketch<float>, verkv::greedy<>> exact(roomy(shape, n), {});
     verkv::layer_cache<float, verkv::rope_pair_sketch, verkv::greedy<>, verkv::exact_for_shortlist> sketched(
         roomy(shape, n), verkv::rope_pair_sketch(options), {}, {}, {n});
     const auto id = compressed(exact, t, n);
@@ -462,7 +462,7 @@ TEST_CASE("cache: values that are not numbers in rows that only a sibling reads"
     *t.value(5, 0) = std::numeric_limits<float>::quiet_NaN();
     std::vector<float> r(10, 1.0f);
     r[5] = 0.9999f;
-    verkv::layer_cache<float, verkv::exact_sketch<float>> cache(roomy(shape, 10), {});
+    verkv::layer_cache<float, verkv::exact_sketch<float>, verkv::greedy<>> cache(roomy(shape, 10), {});
     const auto id = cache.open();
     prefill(cache, id, t, 0, 10);
     adopt(cache, id, r, {0, 1, 2, 3, 4, 6, 7, 8, 9});
@@ -483,7 +483,7 @@ TEST_CASE("cache: a user's parts, one of each") {
     const auto exact = dense_in_double(t, n, queries);
     const verkv::step_report* report = nullptr;
     SECTION("scorers") {
-        verkv::layer_cache<float, verkv::exact_sketch<float>> cache(roomy(shape, n), {});
+        verkv::layer_cache<float, verkv::exact_sketch<float>, verkv::greedy<>> cache(roomy(shape, n), {});
         const auto id = cache.open();
         prefill(cache, id, t, 0, n);
         cache.compress(id, someone::recency{}, eighth);
@@ -505,7 +505,7 @@ TEST_CASE("cache: a user's parts, one of each") {
         decode(cache, id, queries, {0.1, 0.1});
     }
     SECTION("a target") {
-        verkv::layer_cache<float, verkv::exact_sketch<float>> cache(roomy(shape, n), {});
+        verkv::layer_cache<float, verkv::exact_sketch<float>, verkv::greedy<>> cache(roomy(shape, n), {});
         verkv::layer_cache<float, verkv::exact_sketch<float>, verkv::greedy<>, verkv::exact_for_shortlist,
                            someone::strict_denominator>
             strict(roomy(shape, n), {});
@@ -537,11 +537,12 @@ TEST_CASE("cache: a user's parts, one of each") {
         const auto id = compressed(cache, t, n);
         const step_answer a = decode(cache, id, queries, {0.1, 0.1});
         CHECK(weighed == 4);
-        verkv::layer_cache<float, verkv::exact_sketch<float>> plain(roomy(shape, n), {});
+        verkv::layer_cache<float, verkv::exact_sketch<float>, verkv::greedy<>> plain(roomy(shape, n), {});
         const auto other = compressed(plain, t, n);
         CHECK(decode(plain, other, queries, {0.1, 0.1}) == a);
         someone::backward_executor backwards(3);
-        verkv::layer_cache<float, verkv::exact_sketch<float>> spread(roomy(shape, n), {}, {&backwards});
+        verkv::layer_cache<float, verkv::exact_sketch<float>, verkv::greedy<>> spread(roomy(shape, n), {},
+                                                                                      {&backwards});
         const auto third = compressed(spread, t, n);
         CHECK(decode(spread, third, queries, {0.1, 0.1}) == a);
         CHECK(backwards.done > 0);

@@ -48,7 +48,7 @@ TEST_CASE("cache: rows live in the caller's memory, if there is some") {
     std::vector<float> staging(2 * 2 * 64 * 12, -1.0f);
     const cache_memory<float> memory{host, resident, staging};
     cache_type own(config(), {});
-    cache_type given(config(), {}, {}, {}, {}, {}, memory);
+    cache_type given(config(), {}, {}, {}, {}, {}, {}, memory);
     const request_id a = filled(own, text);
     const request_id b = filled(given, text);
     CHECK(std::equal(host.begin(), host.begin() + 8, text.keys.begin()));
@@ -59,7 +59,7 @@ TEST_CASE("cache: rows live in the caller's memory, if there is some") {
     given.decode(decode_item<float>{b, contiguous_rows(std::span(queries), 8), y}, {0.01, 0.1});
     CHECK(x == y);
     CHECK(std::count(staging.begin(), staging.end(), -1.0f) < std::ptrdiff_t(staging.size()));
-    CHECK(support::refused([&] { cache_type(config(), {}, {}, {}, {}, {}, {std::span(host).first(12)}); },
+    CHECK(support::refused([&] { cache_type(config(), {}, {}, {}, {}, {}, {}, {std::span(host).first(12)}); },
                            {"host row", "12", "1600", "19200"}));
 }
 

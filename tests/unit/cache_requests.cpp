@@ -26,6 +26,8 @@ const verkv::compression eighth{verkv::budget::fraction(1.0 / 8), {2, 4}};
 
 template <class T = float>
 using exact_cache = verkv::layer_cache<T, verkv::exact_sketch<T>>;
+template <class T>
+using greedy_cache = verkv::layer_cache<T, verkv::exact_sketch<T>, verkv::greedy<>>;
 
 template <class Cache>
 verkv::request_id compressed(Cache& cache, const text<float>& t, std::size_t n, std::uint64_t seed = 1) {
@@ -150,7 +152,7 @@ TEST_CASE("cache: a roll-back, and decoding on") {
     const auto t = random_text<float>(shape, n, 3);
     const auto other = moved(random_text<float>(shape, 40, 4), 230);
     const auto queries = random_queries<float>(shape, 3);
-    exact_cache<> cache(roomy(shape, n), {});
+    greedy_cache<float> cache(roomy(shape, n), {});
     const auto id = compressed(cache, t, 200);
     append(cache, id, t, 200, 60);
     const verkv::tolerance promise{0.3, 0.1};
@@ -162,7 +164,7 @@ TEST_CASE("cache: a roll-back, and decoding on") {
     const step_answer a = decode(cache, id, queries, promise);
 
     // The same tokens without the detour.
-    exact_cache<> straight(roomy(shape, n), {});
+    greedy_cache<float> straight(roomy(shape, n), {});
     const auto fresh = compressed(straight, t, 200);
     append(straight, fresh, t, 200, 30);
     append(straight, fresh, other, 0, 20);
@@ -175,7 +177,7 @@ TEST_CASE("cache: a roll-back, and decoding on") {
 
     // Back into the prompt: what is left keeps its draw.
     CHECK(cache.truncate(id, 150) == 100);
-    exact_cache<> shorter(roomy(shape, n), {});
+    greedy_cache<float> shorter(roomy(shape, n), {});
     const auto part = shorter.open(77);
     prefill(shorter, part, t, 0, 150);
     std::vector<std::vector<float>> r(2);

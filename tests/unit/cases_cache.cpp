@@ -58,7 +58,7 @@ TEST_CASE("cases: O3, a budget below one token fetches all there is") {
     const std::vector<float> tau{0.1f, 0.2f, 0.3f, 0.4f, 0.5f, 0.6f};
     std::vector<float> r(6);
     verkv::inclusion_probabilities(verkv::cpu{}, tau, verkv::budget::fraction(1.0 / 32), {0, 0}, r);
-    verkv::layer_cache<float, verkv::exact_sketch<float>> cache(roomy(shape, 6), {});
+    verkv::layer_cache<float, verkv::exact_sketch<float>, verkv::greedy<>> cache(roomy(shape, 6), {});
     const auto id = cache.open();
     prefill(cache, id, t, 0, 6);
     adopt(cache, id, r, {});
@@ -183,7 +183,7 @@ TEMPLATE_TEST_CASE("cases: O11, the shift is taken over all tokens, resident or 
         *t.key(i, 0) = stored<TestType>(logits[i]);
         *t.value(i, 0) = stored<TestType>(static_cast<double>(10 * (i + 1)));
     }
-    verkv::layer_cache<TestType, verkv::exact_sketch<TestType>> cache(roomy(shape, 3), {});
+    verkv::layer_cache<TestType, verkv::exact_sketch<TestType>, verkv::greedy<>> cache(roomy(shape, 3), {});
     const auto id = cache.open();
     prefill(cache, id, t, 0, 3);
     adopt(cache, id, {1, 0.5f, 0.5f}, {0});
@@ -347,7 +347,8 @@ TEST_CASE("cases: O14, ties, and the same bits a hundred times") {
         constexpr std::size_t requests = 4;
         std::vector<verkv::plan> plans;
         using planner = someone::recorded<verkv::greedy<>>;
-        verkv::layer_cache<float, verkv::exact_sketch<float>> cache(roomy(shape, 7, requests), {}, {&pool});
+        verkv::layer_cache<float, verkv::exact_sketch<float>, verkv::greedy<>> cache(roomy(shape, 7, requests), {},
+                                                                                     {&pool});
         verkv::layer_cache<float, verkv::exact_sketch<float>, planner> watched(roomy(shape, 7), {}, {},
                                                                                planner{{}, &plans});
         std::vector<verkv::request_id> ids;

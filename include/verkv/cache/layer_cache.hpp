@@ -13,12 +13,14 @@
 #include "verkv/cache/config.hpp"
 #include "verkv/cache/detail/kv_head.hpp"
 #include "verkv/cache/detail/step.hpp"
+#include "verkv/cache/policies.hpp"
 #include "verkv/certify/target.hpp"
 #include "verkv/core/concepts.hpp"
 #include "verkv/core/report.hpp"
 #include "verkv/cpu/executor.hpp"
 #include "verkv/plan/exact_weights.hpp"
 #include "verkv/plan/greedy.hpp"
+#include "verkv/plan/water_filling.hpp"
 #include "verkv/sample/budget.hpp"
 #include "verkv/sample/inclusion.hpp"
 #include "verkv/sample/poisson.hpp"
@@ -61,21 +63,23 @@ struct compression {
 /// see core/concepts.hpp. Not thread-safe; a step spreads over the backend's own threads. Results are the same bits for
 /// any number of threads, any chunking of the prompt and any other requests in the batch. A call that throws has
 /// changed nothing of what the cache holds (a decode that throws may have written outputs, and staged rows).
-template <storage T, class Sketch, class Planner = greedy<>, class Exact = exact_for_shortlist,
+template <storage T, class Sketch, class Planner = water_filling<>, class Exact = exact_for_shortlist,
           class Target = denominator, class Backend = cpu>
-requires sketch<Sketch, Backend, T> && planner<Planner, Backend> && target<Target>
+requires sketch<Sketch, Backend, T> && planner<Planner, Backend> && target<Target, Backend>
 class layer_cache {
 public:
     /// Takes all the memory a step will need. sketch is copied for each KV head of each request.
     /// Throws invalid_argument for a configuration out of range, or memory of another size than it says.
     layer_cache(const cache_config& config, const Sketch& sketch, const Backend& exec = {}, const Planner& planner = {},
-                const Exact& exact = {}, const Target& target = {}, const cache_memory<T>& memory = {})
+                const Exact& exact = {}, const Target& target = {}, const step_policies& policies = {},
+                const cache_memory<T>& memory = {})
         : config_((validate(config), config)),
           prototype_(sketch),
           exec_(exec),
           planner_(planner),
           exact_(exact),
           target_(target),
+          policies_((validate(policies), policies)),
           host_(pool(memory.host, config.host_rows, "host row")),
           device_(pool(memory.resident, config.resident_rows, "resident row")),
           staging_(
@@ -85,7 +89,8 @@ public:
           workspaces_(workers(exec)) {
         for (auto& w : workspaces_) {
             w.reserve(config.shape.group(), config.shape.key_dim, config.shape.value_dim, config.max_tokens, exact.size,
-                      config.staging_rows);
+                      config.staging_rows,
+                      {policies.bounds == bound_policy::carry, needs_values, policies.check.rounds > 0});
         }
         const std::size_t tasks = config.max_requests * config.shape.kv_heads;
         report_.kv_heads = config.shape.kv_heads;
@@ -109,7 +114,7 @@ public:
                 r.open = true;
                 r.seed = seed;
                 r.draws = 0;
-                r.adopted = false;
+                r.steps = 0;
                 return {static_cast<std::uint32_t>(slot), r.generation};
             }
         }
@@ -165,6 +170,9 @@ public:
                 device_.allocate({&to, 1});
                 copy_row(device_.row(to), host_.row(from));
                 r.heads[h].add_resident(from, to);
+                if (needs_values) {
+                    r.heads[h].radius.back() = radius_of(values.row(i, h), r.heads[h].centre);
+                }
             }
             add_position(r, positions[i]);
         }
@@ -203,10 +211,11 @@ public:
             d.r.resize(n);
             inclusion_probabilities(exec, importance, how.kept, how.fixed, d.r);
             poisson_draw(exec, d.r, r.positions, stream(r, h, r.draws), d.sample);
+            note_values(r.heads[h], stream(r, h, r.draws), r.positions, false, d);
             d.sketch.fit(exec, keys[h]);
             d.sketch.append(exec, keys[h]);
         });
-        take(r, draws, false);
+        take(r, draws);
     }
 
     /// compress() with a sample that was drawn elsewhere: by an engine that draws for itself, or before a restart.
@@ -228,11 +237,12 @@ public:
             draw& d = draws[h];
             d.r.assign(r[h].begin(), r[h].end());
             d.sample.assign(sample[h].begin(), sample[h].end());
+            note_values(q.heads[h], stream(q, h, q.draws), q.positions, true, d);
             const rows<T> keys = host_.view(q.heads[h].host, 0, config_.shape.key_dim);
             d.sketch.fit(exec, keys);
             d.sketch.append(exec, keys);
         });
-        take(q, draws, true);
+        take(q, draws);
     }
 
     /// One verified decode step of many requests. Each token's own key and value were appended before.
@@ -264,30 +274,21 @@ public:
                 }
             }
             detail::step<T, Sketch, Planner, Exact, Target, Backend> s{
-                exec,
-                planner_,
-                exact_,
+                {exec, planner_, exact_, policies_, within_bounds(promise, r.heads[h].sketch), shape.logit_scale(),
+                 shape.key_dim, shape.value_dim, host_, device_, staging_, r.heads[h], w, report_.per_kv_head[task],
+                 std::span(report_.per_query_head).subspan(task * group, group)},
                 target_,
-                promise,
-                shape.logit_scale(),
-                shape.key_dim,
-                shape.value_dim,
-                host_,
-                device_,
-                staging_,
-                r.heads[h],
                 r.draw_positions,
-                stream(r, h, r.draws - 1),
-                r.adopted,
-                w,
-                report_.per_kv_head[task],
-                std::span(report_.per_query_head).subspan(task * group, group)};
+                fresh_stream(stream(r, h, r.draws - 1), r.steps)};
             const std::span<float> lse =
                 item.lse.empty() ? std::span<float>(w.lse).first(group) : item.lse.subspan(h * group, group);
             s.run({item.output.data() + h * group * shape.value_dim, group, shape.value_dim,
                    static_cast<std::ptrdiff_t>(shape.value_dim)},
                   lse);
         });
+        for (const decode_item<Q>& item : batch) {
+            ++requests_[item.request.slot].steps;
+        }
         return report_;
     }
 
@@ -402,15 +403,33 @@ private:
         std::uint32_t generation = 0;
         std::uint64_t seed = 0;
         std::uint32_t draws = 0;
-        bool adopted = false;     // the last draw was not ours
+        std::uint64_t steps = 0;  // decoded: which fresh uniforms a step takes
         std::size_t pending = 0;  // prefilled tokens that wait for compress(): the last ones
         std::vector<position_t> positions;
         std::vector<position_t> draw_positions;  // positions at the draw; tokens appended later have none
         std::vector<detail::kv_head<Sketch>> heads;
     };
 
+    static constexpr bool needs_values = value_target<Target, Backend>;
+
+    /// What the sketch's own bounds may fail at is taken from delta.
+    [[nodiscard]] tolerance within_bounds(tolerance promise, const Sketch& sketch) const {
+        if constexpr (bounded_sketch<Sketch, Backend, T>) {
+            if (policies_.bounds == bound_policy::carry) {
+                const double failure = sketch.bound_failure();
+                detail::check(failure < promise.delta, "the sketch's bounds fail with a probability of ", failure,
+                              "; delta is ", promise.delta);
+                promise.delta -= failure;
+            }
+        }
+        return promise;
+    }
+
     struct draw {
         std::vector<float> r;
+        std::vector<float> uniform;
+        std::vector<float> centre;
+        std::vector<float> radius;
         std::vector<token_index> sample;
         std::vector<row_id> rows;
         Sketch sketch;
@@ -478,6 +497,9 @@ private:
             staging_.allocate(staging_rows_);
             head.staging.open(staging_rows_, config_.max_tokens);
             head.sketch = prototype_;
+            if (needs_values) {
+                head.centre.assign(config_.shape.value_dim, 0.0f);
+            }
         }
     }
 
@@ -561,7 +583,7 @@ private:
         std::vector<draw> draws;
         draws.reserve(r.heads.size());
         for (std::size_t h = 0; h < r.heads.size(); ++h) {
-            draws.push_back({{}, {}, {}, prototype_});
+            draws.push_back({{}, {}, {}, {}, {}, {}, prototype_});
         }
         return draws;
     }
@@ -585,8 +607,51 @@ private:
                       " tokens that are kept for certain are in the sample");
     }
 
+    /// What a draw has to know of each token beside r: its uniform, and the radius of its value. The sample of another
+    /// may disagree with our uniforms: a token that is not resident then has a U from [r, 1).
+    void note_values(const detail::kv_head<Sketch>& head, const uniform_stream& s,
+                     std::span<const position_t> positions, bool adopted, draw& d) const {
+        d.uniform.resize(positions.size());
+        for (std::size_t i = 0; i < positions.size(); ++i) {
+            const auto r = static_cast<double>(d.r[i]);
+            const double u = verkv::uniform(s, positions[i]);
+            d.uniform[i] = static_cast<float>(adopted ? r + (1 - r) * u : u);
+        }
+        if (!needs_values) {
+            return;
+        }
+        const std::size_t width = config_.shape.value_dim;
+        const rows<T> values = host_.view(head.host, config_.shape.key_dim, width);
+        std::vector<double> mean(width);
+        for (std::size_t i = 0; i < values.count; ++i) {
+            for (std::size_t c = 0; c < width; ++c) {
+                mean[c] += static_cast<double>(to_float(values[i][c]));
+            }
+        }
+        d.centre.resize(width);
+        for (std::size_t c = 0; c < width; ++c) {
+            const double x = mean[c] / static_cast<double>((std::max)(values.count, std::size_t{1}));
+            // One bad value spoils no other token's radius.
+            d.centre[c] = std::isfinite(x) ? static_cast<float>(x) : 0.0f;
+        }
+        d.radius.resize(values.count);
+        for (std::size_t i = 0; i < values.count; ++i) {
+            d.radius[i] = radius_of(values[i], d.centre);
+        }
+    }
+
+    [[nodiscard]] static float radius_of(const T* value, std::span<const float> centre) {
+        double square = 0;
+        for (std::size_t c = 0; c < centre.size(); ++c) {
+            const double x = static_cast<double>(to_float(value[c])) - static_cast<double>(centre[c]);
+            square += x * x;
+        }
+        // Rounded up: a radius is a bound.
+        return static_cast<float>(std::sqrt(square) * (1 + 0x1p-23));
+    }
+
     /// Makes the tokens drawn the resident ones. Where it throws, nothing has changed.
-    void take(request& r, std::vector<draw>& draws, bool adopted) {
+    void take(request& r, std::vector<draw>& draws) {
         std::size_t needed = 0;
         std::size_t held = 0;
         for (std::size_t h = 0; h < r.heads.size(); ++h) {
@@ -608,6 +673,11 @@ private:
             draw& d = draws[h];
             auto& head = r.heads[h];
             head.replace_residents(d.sample, d.rows, d.r);
+            head.uniform.assign(d.uniform.begin(), d.uniform.end());
+            if (needs_values) {
+                head.centre = std::move(d.centre);
+                head.radius.assign(d.radius.begin(), d.radius.end());
+            }
             for (std::size_t i = 0; i < d.sample.size(); ++i) {
                 copy_row(device_.row(d.rows[i]), host_.row(head.host[d.sample[i]]));
             }
@@ -615,7 +685,6 @@ private:
         });
         r.draw_positions = r.positions;
         r.pending = 0;
-        r.adopted = adopted;
         ++r.draws;
     }
 
@@ -721,6 +790,7 @@ private:
     Planner planner_;
     Exact exact_;
     Target target_;
+    step_policies policies_;
     row_pool<T> host_;
     row_pool<T> device_;
     row_pool<T> staging_;

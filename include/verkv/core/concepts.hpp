@@ -56,19 +56,51 @@ concept sketch = requires(S s, const S c, const Backend& exec, rows<T> keys, row
     { c.bytes() } -> std::convertible_to<std::size_t>;
 };
 
+/// A sketch that says how far off its estimates may be.
+/// The second estimate() writes the logits of the first, and a bound for each: b_i >= 0 with |logit_i - estimate_i| <=
+/// b_i, logit_i = scale * <q, k_i> in real numbers, for all tokens of a query at once.
+/// bound_failure() is an upper bound on the probability, over the sketch's own randomness, that any bound of one
+/// estimate() call is broken for one query; 0: they hold for certain. Neither estimate nor bound looks at which tokens
+/// were drawn: both are independent of the draw of the sample. Where an estimate is NaN its bound is infinite.
+///
+///     void estimate(const Backend&, rows<float> queries, float scale, matrix_view<float> logits,
+///                   matrix_view<float> bounds) const;   // both [G, size()]
+///     double bound_failure() const;
+template <class S, class Backend, class T>
+concept bounded_sketch = sketch<S, Backend, T> && requires(const S c, const Backend& exec, rows<float> queries,
+                                                           matrix_view<float> logits, matrix_view<float> bounds) {
+    c.estimate(exec, queries, 1.0f, logits, bounds);
+    { c.bound_failure() } -> std::convertible_to<double>;
+};
+
 /// A sketch that can forget tokens first ... last-1; the estimates of the others stay as they are.
 template <class S>
 concept erasable_sketch = requires(S s, std::size_t first, std::size_t last) {
     s.erase(first, last);
 };
 
-/// Turns estimated weights into what a planner works on [beyond §3].
+/// Turns estimated weights into what a planner works on [beyond §3]. A target of the output writes the masses over the
+/// weights, and says what a bound on the sum is divided by (certify/target.hpp).
 ///
 ///     masses_view masses(std::span<const float> weight, std::span<const float> odds, double total) const;
+/// or
+///     masses_view masses(const Backend&, std::span<float> weight, std::span<const float> odds, double total,
+///                        const value_facts&, tolerance) const;
+///     double limit(tolerance, double output_norm) const;
 template <class S>
-concept target = requires(const S& s, std::span<const float> weight, std::span<const float> odds, double total) {
+concept weight_target = requires(const S& s, std::span<const float> weight, std::span<const float> odds, double total) {
     { s.masses(weight, odds, total) } -> std::same_as<masses_view>;
 };
+
+template <class S, class Backend>
+concept value_target = requires(const S& s, const Backend& exec, std::span<float> weight, std::span<const float> odds,
+                                double total, const value_facts& v, tolerance t) {
+    { s.masses(exec, weight, odds, total, v, t) } -> std::same_as<masses_view>;
+    { s.limit(t, total) } -> std::same_as<double>;
+};
+
+template <class S, class Backend>
+concept target = weight_target<S> || value_target<S, Backend>;
 
 /// Decides (r', lambda) without looking at the sample [VerKV Algorithm 2; beyond §1].
 /// `workspace` keeps what a plan needs from one step to the next, so that planning does not allocate after reserve(n).
@@ -80,6 +112,28 @@ concept planner = requires(const P& p, const Backend& exec, masses_view m, toler
                            plan& out) {
     p.plan(exec, m, t, w, out);
     w.reserve(std::size_t{});
+};
+
+/// A planner that plans for all query heads of a KV head at once; it is asked to wherever it can.
+///
+///     void plan_group(const Backend&, std::span<const masses_view>, tolerance, workspace&, std::span<verkv::plan> out)
+///     const;
+template <class P, class Backend>
+concept group_planner = planner<P, Backend> && requires(const P& p, const Backend& exec, std::span<const masses_view> m,
+                                                        tolerance t, typename P::workspace& w, std::span<plan> out) {
+    p.plan_group(exec, m, t, w, out);
+};
+
+/// A planner whose plans have a level that can be lowered: every r' grows. A check from the sample needs it [beyond
+/// §5b].
+///
+///     void plan_at(const Backend&, std::span<const masses_view>, std::span<const double> level, tolerance, workspace&,
+///                  std::span<verkv::plan> out) const;
+template <class P, class Backend>
+concept lowering_planner = group_planner<P, Backend> &&
+    requires(const P& p, const Backend& exec, std::span<const masses_view> m, std::span<const double> level,
+             tolerance t, typename P::workspace& w, std::span<plan> out) {
+    p.plan_at(exec, m, level, t, w, out);
 };
 
 }  // namespace verkv::inline v0

@@ -33,6 +33,18 @@ struct uniform_stream {
     return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
+/// The stream of one decode step, for plans that draw afresh: as `s`, under a key that Philox makes of seed and step.
+[[nodiscard]] inline uniform_stream fresh_stream(const uniform_stream& s, std::uint64_t step) noexcept {
+    using philox = r123::Philox4x32;
+    philox::ctr_type counter = {
+        {static_cast<std::uint32_t>(step), static_cast<std::uint32_t>(step >> 32), 0xffffffffu, 0xffffffffu}};
+    philox::key_type key = {{static_cast<std::uint32_t>(s.seed), static_cast<std::uint32_t>(s.seed >> 32)}};
+    const philox::ctr_type word = philox()(counter, key);
+    uniform_stream own = s;
+    own.seed = (static_cast<std::uint64_t>(word[1]) << 32) | word[0];
+    return own;
+}
+
 /// Whether a token with inclusion probability r is in the sample of a uniform u: r >= 1, or u < r and r > 0.
 /// A token with r = 1 is in whatever u is (also u = 1 from a generator on (0, 1]); one with r = 0 never is; u = r is
 /// out, as [0, 1) needs. Host and device.

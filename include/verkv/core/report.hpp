@@ -1,6 +1,7 @@
 // What a step tells about itself.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -11,23 +12,26 @@ namespace verkv::inline v0 {
 
 /// One query head at one step.
 struct query_head_report {
-    double certificate_before = 0;   ///< relative error certified without a fetch
-    double certificate_after = 0;    ///< relative error certified by the plan
-    double denominator_lse = 0;      ///< ln of the estimated denominator, shift included
-    std::uint32_t rows_planned = 0;  ///< tokens that its plan uses and that are not resident
-    std::uint32_t rows_shrunk = 0;   ///< tokens with lambda < 1
+    double certificate_before = 0;    ///< relative error certified without a fetch
+    double certificate_after = 0;     ///< relative error certified by the plan
+    double certificate_observed = 0;  ///< the same from the sample alone, where it was checked
+    double denominator_lse = 0;       ///< ln of the estimated denominator, shift included
+    std::uint32_t rows_planned = 0;   ///< tokens that its plan uses and that are not resident
+    std::uint32_t rows_shrunk = 0;    ///< tokens with lambda < 1
 };
 
 /// One KV head of one request at one step. Counts are rows; times are seconds on the thread that did the work.
 struct kv_head_report {
-    std::size_t tokens = 0;               ///< tokens of the request
-    std::size_t rows_resident = 0;        ///< of them resident
-    std::size_t rows_fetched = 0;         ///< union of its query heads' rows_planned
-    std::size_t rows_copied = 0;          ///< of rows_fetched, those that were not in staging from earlier
+    std::size_t tokens = 0;                            ///< tokens of the request
+    std::size_t rows_resident = 0;                     ///< of them resident
+    std::size_t rows_fetched = 0;                      ///< union of its query heads' rows_planned
+    std::size_t rows_copied = 0;                       ///< of rows_fetched, those that were not in staging from earlier
+    std::size_t rounds = 0;                            ///< fetches that the check from the sample asked for
+    std::array<std::uint32_t, 16> rows_by_round = {};  ///< of rows_fetched, those of the plan and of each such round
     std::size_t shortlist_keys_read = 0;  ///< keys read from host memory to score shortlisted tokens exactly
     std::size_t bytes_moved = 0;          ///< from host memory: copied rows and shortlisted keys
     double sketch_seconds = 0;            ///< weights of all tokens: sketch, resident rows, shortlist
-    double decide_seconds = 0;            ///< shrinkage, certificate, plan
+    double decide_seconds = 0;            ///< shrinkage, certificate, plan, checks
     double fetch_seconds = 0;             ///< copies to staging
     double attend_seconds = 0;            ///< softmax over all rows that count, and the values
 };

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__F16C__)
+#if defined(__F16C__) || defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -102,6 +102,21 @@ VERKV_ALWAYS_INLINE lanes load_first(const T* p, std::size_t n) {
 
 VERKV_ALWAYS_INLINE void store(float* p, const lanes& x) {
     std::memcpy(p, &x, sizeof(x));
+}
+
+/// Bit i is set where lane i of the mask is.
+VERKV_ALWAYS_INLINE std::uint32_t bits_of(const int_lanes& mask) {
+#if VERKV_LANES_WIDTH == 16
+    return _mm512_cmplt_epi32_mask(lanes_cast<__m512i>(mask), _mm512_setzero_si512());
+#elif VERKV_LANES_WIDTH == 8
+    return static_cast<std::uint32_t>(_mm256_movemask_ps(lanes_cast<__m256>(mask)));
+#else
+    std::uint32_t bits = 0;
+    for (unsigned i = 0; i < lane_count; ++i) {
+        bits |= (lanes_cast<word_lanes>(mask)[i] >> 31) << i;
+    }
+    return bits;
+#endif
 }
 
 /// Folds the lanes by halves, always in the same order: op(lower half, upper half), again and again.

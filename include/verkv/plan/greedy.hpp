@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <type_traits>
 
+#include "verkv/certify/tail.hpp"
 #include "verkv/plan/stage.hpp"
 
 namespace verkv::inline v0 {
@@ -14,10 +17,14 @@ namespace verkv::inline v0 {
 /// certificates. With S = sqrt(x^2 + 2 V l), x = b l/3, a token that is not the only one to attain b gains beta_i + 2
 /// V_i l / (S + sqrt(S^2 - 2 V_i l)), which grows with V_i: the bulk of L is ordered by V_i itself, and only shrunk
 /// tokens and the one that attains b have their gain worked out.
-template <shrinkage Shrinkage = binary_shrinkage>
+///
+/// With another tail than Bernstein's, the tokens fetched are the shortest prefix, among those that Bernstein's
+/// inequality asks for, whose rest that tail certifies: never more.
+template <shrinkage Shrinkage = binary_shrinkage, tail Tail = bernstein_tail>
 struct greedy {
     using workspace = detail::plan_workspace;
     Shrinkage rule{};
+    Tail inequality{};
 
     /// Expected O(n): a pass for the summaries, passes over the blocks that can hold a fetched token, and a selection
     /// among those tokens; O(n log n) at worst. Reads 8 bytes a token a pass; allocation-free after w.reserve(n).
@@ -39,6 +46,7 @@ struct greedy {
         out.certificate_after = out.certificate_before;
         w.singles.clear();
         w.candidates.clear();
+        w.selection.clear();
         std::size_t fetched = 0;
         if (!(out.certificate_before < t.epsilon)) {
             bernstein_moments rest = candidates(m, inverse, all, t.epsilon, log_term, w);
@@ -46,11 +54,93 @@ struct greedy {
             w.selection.insert(w.selection.end(), w.singles.begin(), w.singles.end());
             fetched = cut(rest, t.epsilon, log_term, w);
             out.certificate_after = bernstein_bound(rest, log_term);
+        } else {
+            w.bound = std::numeric_limits<float>::infinity();
+        }
+        if constexpr (!std::is_same_v<Tail, bernstein_tail>) {
+            fetched = fewer(fetched, m, inverse, t, w, out);
         }
         write(fetched, w, out);
     }
 
 private:
+    using summary = typename Tail::summary;
+
+    static void add(summary& to, const masses_view& m, float inverse, token_index token, const workspace& w) {
+        const auto before = [](const shrunk_token& s, token_index t) { return s.token < t; };
+        const auto s = std::lower_bound(w.shrunk.begin(), w.shrunk.end(), token, before);
+        if (s != w.shrunk.end() && s->token == token) {
+            to.add(s->mass, s->odds, s->lambda, s->complement);
+        } else {
+            to.add(static_cast<double>(m.mass[token] * inverse), static_cast<double>(m.odds[token]), 1, 0);
+        }
+    }
+
+    /// The tokens that are not in the selection: block by block where their terms are small beside the largest one.
+    static summary rest_of(const masses_view& m, float inverse, const workspace& w) {
+        const auto& blocks = w.shrinkage.blocks;
+        float top = 0;
+        for (const auto& b : blocks) {
+            top = larger(b.largest_term, top);
+        }
+        summary rest;
+        for (std::size_t b = 0; b < blocks.size(); ++b) {
+            const detail::plain_block block = detail::block_of(m, b, w);
+            if (blocks[b].largest_variance < w.bound && blocks[b].largest_term < top / 32) {
+                if (blocks[b].largest_term > 0) {
+                    const auto term = static_cast<double>(blocks[b].largest_term);
+                    rest.add_block(block.count, blocks[b].variance, static_cast<double>(blocks[b].largest_lift), term,
+                                   term);
+                }
+                continue;
+            }
+            for (std::size_t i = 0; i < block.count; ++i) {
+                const float x = block.mass[i] * inverse;
+                if (block.odds[i] > 0 && x > 0 && detail::terms_of(x, block.odds[i]).variance < w.bound) {
+                    rest.add(static_cast<double>(x), static_cast<double>(block.odds[i]), 1, 0);
+                }
+            }
+        }
+        return rest;
+    }
+
+    /// The shortest prefix of the selection's first `fetched`, in order, whose rest the tail certifies.
+    std::size_t fewer(std::size_t fetched, const masses_view& m, float inverse, tolerance t, workspace& w,
+                      verkv::plan& out) const {
+        summary rest = rest_of(m, inverse, w);
+        const auto& c = w.selection;
+        for (std::size_t i = fetched; i < c.size(); ++i) {
+            add(rest, m, inverse, c[i].token, w);
+        }
+        if (c.empty()) {
+            for (const shrunk_token& s : w.shrunk) {
+                rest.add(s.mass, s.odds, s.lambda, s.complement);
+            }
+        }
+        std::sort(w.selection.begin(), w.selection.begin() + static_cast<std::ptrdiff_t>(fetched),
+                  [](const auto& a, const auto& b) { return a.before(b); });
+        const auto with_rest_from = [&](std::size_t first) {
+            summary s = rest;
+            for (std::size_t i = first; i < fetched; ++i) {
+                add(s, m, inverse, c[i].token, w);
+            }
+            return s;
+        };
+        out.certificate_before = inequality.bound(with_rest_from(0), t.delta, m.space);
+        std::size_t first = 0;
+        std::size_t last = fetched;  // certifies: Bernstein's inequality does
+        while (first < last) {
+            const std::size_t middle = first + (last - first) / 2;
+            if (inequality.holds(with_rest_from(middle), t.epsilon, t.delta, m.space)) {
+                last = middle;
+            } else {
+                first = middle + 1;
+            }
+        }
+        out.certificate_after = inequality.bound(with_rest_from(last), t.delta, m.space);
+        return last;
+    }
+
     /// The token of L that alone attains b, if there is one, and the largest term of the others.
     struct leader {
         bool unique = false;
@@ -169,6 +259,7 @@ private:
             bound *=
                 rest.variance > 0 ? static_cast<float>((std::clamp)(0.9 * allowed / rest.variance, 0.05, 0.7)) : 0.05f;
         }
+        w.bound = bound;
         for (std::size_t b = 0; b < blocks.size(); ++b) {
             if (blocks[b].largest_variance >= bound) {
                 const detail::plain_block block = detail::block_of(m, b, w);

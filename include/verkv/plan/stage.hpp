@@ -37,6 +37,7 @@ struct plan_workspace {
     std::vector<plan_candidate> candidates;     ///< plain tokens that may be fetched, by token
     std::vector<plan_candidate> selection;      ///< both, partitioned
     std::vector<plan_entry> single_entries;
+    float bound = 0;  ///< on the variance of a plain token: candidates have at least this
 
     void reserve(std::size_t n) {
         shrinkage.reserve(n);

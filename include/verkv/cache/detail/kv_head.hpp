@@ -22,11 +22,14 @@ struct kv_head {
     std::vector<std::uint32_t> slot;  // index among the resident rows, or offloaded
     std::vector<float> probability;   // r
     std::vector<float> odds;          // (1 - r)/r
+    std::vector<float> uniform;       // U of the draw; of one that was adopted, some U that agrees with it
+    std::vector<float> radius;        // ||v - centre||, where a target asks for it
     // Per resident row, in the order of tokens.
     std::vector<row_id> resident;
     std::vector<token_index> resident_token;
     std::vector<float> log_weight;  // ln(1/r)
 
+    std::vector<float> centre;  // of the values, [value_dim]: their mean at the draw
     staging_map staging;
     Sketch sketch;
 
@@ -37,6 +40,8 @@ struct kv_head {
         slot.reserve(tokens);
         probability.reserve(tokens);
         odds.reserve(tokens);
+        uniform.reserve(tokens);
+        radius.reserve(tokens);
         resident.reserve(tokens);
         resident_token.reserve(tokens);
         log_weight.reserve(tokens);
@@ -48,6 +53,8 @@ struct kv_head {
         slot.push_back(offloaded);
         probability.push_back(1);
         odds.push_back(0);
+        uniform.push_back(0);
+        radius.push_back(0);
     }
 
     /// A token that is resident for certain.
@@ -88,6 +95,8 @@ struct kv_head {
         cut(slot);
         cut(probability);
         cut(odds);
+        cut(uniform);
+        cut(radius);
         std::size_t kept = 0;
         for (std::size_t i = 0; i < resident.size(); ++i) {
             token_index token = resident_token[i];
@@ -113,6 +122,8 @@ struct kv_head {
         slot.clear();
         probability.clear();
         odds.clear();
+        uniform.clear();
+        radius.clear();
         resident.clear();
         resident_token.clear();
         log_weight.clear();

@@ -1,320 +1,183 @@
-// One decode step of one KV head: estimate, decide, fetch, attend.
+// One decode step of one KV head: weigh, plan, fetch, check, attend.
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <span>
-#include <vector>
 
-#include "verkv/cache/detail/kv_head.hpp"
-#include "verkv/core/concepts.hpp"
+#include "verkv/cache/detail/weighing.hpp"
+#include "verkv/certify/target.hpp"
 #include "verkv/core/random.hpp"
-#include "verkv/core/report.hpp"
-#include "verkv/cpu/score_rows.hpp"
-#include "verkv/cpu/softmax_sum.hpp"
-#include "verkv/cpu/weights.hpp"
-#include "verkv/plan/top_k.hpp"
 
 namespace verkv::inline v0::detail {
 
-/// Sketches whose estimate is the logit itself say so: `static constexpr bool exact = true`.
-template <class S>
-inline constexpr bool is_exact = requires {
-    requires S::exact;
-};
-
-/// Memory of a step; one for each worker.
-template <class Planner>
-struct step_workspace {
-    std::vector<float> queries;           // [G, key_dim]
-    std::vector<float> weights;           // [G, n]: logits, then weights
-    std::vector<float> resident_logits;   // [G, resident]
-    std::vector<float> shortlist_logits;  // [G, shortlist]
-    std::vector<float> staged_logits;     // [G, staging]
-    std::vector<float> share;             // [n]
-    std::vector<float> factor;            // [G]
-    std::vector<float> shift;             // [G]
-    std::vector<double> total;            // [G]
-    std::vector<float> log_weight;        // [G, fetched]
-    std::vector<float> resident_weight;   // [resident]
-    std::vector<token_index> shortlist;
-    std::vector<row_id> shortlist_rows;
-    std::vector<token_index> shortlist_tokens;
-    std::vector<token_index> fetched;
-    std::vector<token_index> merged;
-    std::vector<row_id> staged_rows;
-    std::vector<plan> plans;
-    std::vector<float> lse;
-    top_k_workspace top;
-    softmax_sum sum;
-    typename Planner::workspace planner;
-
-    void reserve(std::size_t heads, std::size_t key_dim, std::size_t value_dim, std::size_t tokens,
-                 std::size_t shortlisted, std::size_t staging) {
-        queries.resize(heads * key_dim);
-        weights.resize(heads * tokens);
-        resident_logits.resize(heads * tokens);
-        shortlist_logits.resize(heads * shortlisted);
-        staged_logits.resize(heads * staging);
-        share.resize(tokens);
-        factor.resize(heads);
-        shift.resize(heads);
-        total.resize(heads);
-        log_weight.resize(heads * tokens);
-        resident_weight.resize(tokens);
-        shortlist.reserve(shortlisted);
-        shortlist_rows.reserve(shortlisted);
-        shortlist_tokens.reserve(shortlisted);
-        fetched.reserve(tokens);
-        merged.reserve(tokens);
-        staged_rows.resize(staging);
-        plans.resize(heads);
-        for (plan& p : plans) {
-            p.entries.reserve(tokens);
-        }
-        lse.resize(heads);
-        top.reserve(tokens);
-        sum.reserve(heads, value_dim);
-        planner.reserve(tokens);
-    }
-};
-
-/// Seconds since the last call.
-class lap_timer {
-public:
-    double lap() {
-        const auto now = std::chrono::steady_clock::now();
-        const double seconds = std::chrono::duration<double>(now - last_).count();
-        last_ = now;
-        return seconds;
-    }
-
-private:
-    std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-};
-
-/// The step. Everything it touches belongs to one KV head of one request, or to its worker.
 template <class T, class Sketch, class Planner, class Exact, class Target, class Backend>
-struct step {
-    const Backend& exec;
-    const Planner& planner;
-    const Exact& exact;
+struct step : weighing<T, Sketch, Planner, Exact, Backend> {
     const Target& target;
-    const tolerance& promise;
-    float scale;
-    std::size_t key_dim;
-    std::size_t value_dim;
-    const row_pool<T>& host;
-    const row_pool<T>& device;
-    row_pool<T>& staging;
-    kv_head<Sketch>& head;
     std::span<const position_t> draw_position;  // of each token at the draw
-    uniform_stream stream;
-    bool adopted;  // the sample was not drawn with `stream`
-    step_workspace<Planner>& w;
-    kv_head_report& report;
-    std::span<query_head_report> head_reports;
+    uniform_stream fresh;                       // of this step
+    std::size_t scored = 0;                     // fetched rows whose logits are known
 
-    std::size_t heads() const { return head_reports.size(); }
-    std::size_t tokens() const { return head.host.size(); }
+    using base = weighing<T, Sketch, Planner, Exact, Backend>;
+    using base::exec, base::planner, base::policies, base::promise, base::key_dim, base::value_dim, base::host,
+        base::device, base::staging, base::head, base::w, base::report, base::head_reports, base::heads, base::tokens,
+        base::matrix, base::queries, base::scale;
 
-    matrix_view<float> matrix(std::vector<float>& memory, std::size_t columns) const {
-        return {memory.data(), heads(), columns, static_cast<std::ptrdiff_t>(columns)};
-    }
+    static constexpr bool needs_values = value_target<Target, Backend>;
+    static constexpr bool can_lower = lowering_planner<Planner, Backend>;
+    static constexpr bool weights_are_known = is_exact<Sketch> && !needs_values;
 
-    rows<float> queries() const {
-        return {w.queries.data(), static_cast<std::ptrdiff_t>(key_dim), heads(), key_dim, nullptr};
-    }
+    [[nodiscard]] bool checks() const { return can_lower && !weights_are_known && policies.check.rounds > 0; }
 
     void run(matrix_view<float> output, std::span<float> lse) {
         lap_timer timer;
         report = {};
         report.tokens = tokens();
         report.rows_resident = head.resident.size();
-        estimate();
+        for (const token_index t : w.fetched) {
+            w.fetched_slot[t] = 0;
+        }
+        w.fetched.clear();
+        this->weigh_tokens();
         report.sketch_seconds = timer.lap();
-        decide();
-        report.decide_seconds = timer.lap();
+        start_sample();
+        make_masses(timer);
+        make_plans();
+        use_plans();
+        report.decide_seconds += timer.lap();
+        std::size_t before = 0;
+        while (true) {
+            report.rows_by_round[report.rounds] = static_cast<std::uint32_t>(w.fetched.size() - before);
+            before = w.fetched.size();
+            if (checks()) {
+                score_fetched(timer);
+            }
+            if (!checks() || check(timer) || report.rounds == policies.check.rounds) {
+                break;
+            }
+            ++report.rounds;
+            if (report.rounds < policies.check.rounds) {
+                lower();
+            } else {
+                take_everything();
+            }
+            use_plans();
+            report.decide_seconds += timer.lap();
+        }
+        report.rows_fetched = w.fetched.size();
         attend(output, lse, timer);
+        refuse_nan(output, lse);
+        report.attend_seconds += timer.lap();
     }
 
-    /// Logits of the resident rows, and weights of all tokens; exact ones for the shortlist.
-    void estimate() {
-        score_rows(exec, queries(), scale, device.view(head.resident, 0, key_dim),
-                   matrix(w.resident_logits, head.resident.size()));
-        estimate_logits();
-        weigh_all();
-        if constexpr (!is_exact<Sketch>) {
-            refine(matrix(w.weights, tokens()));
+private:
+    /// A view of a [G, n] array whose rows are `columns` long.
+    matrix_view<float> fetched_view(std::vector<float>& memory, std::size_t first, std::size_t columns) const {
+        return {memory.data() + first, heads(), columns, static_cast<std::ptrdiff_t>(tokens())};
+    }
+
+    /// Resident rows with the probabilities of the draw, no other row.
+    void start_sample() {
+        const auto log_weight = matrix(w.resident_log_weight, head.resident.size());
+        for (std::size_t g = 0; g < heads(); ++g) {
+            std::copy(head.log_weight.begin(), head.log_weight.end(), log_weight.row(g).begin());
+        }
+        if (checks()) {
+            const auto probability = matrix(w.resident_probability, head.resident.size());
+            for (std::size_t i = 0; i < head.resident.size(); ++i) {
+                probability.row(0)[i] = head.probability[head.resident_token[i]];
+            }
+            for (std::size_t g = 1; g < heads(); ++g) {
+                std::copy(probability.row(0).begin(), probability.row(0).end(), probability.row(g).begin());
+            }
+        }
+        for (std::size_t g = 0; g < heads(); ++g) {
+            head_reports[g] = {};
         }
     }
 
-    /// Logits of all tokens: the sketch's, and the exact ones of resident rows where the rule takes them.
-    void estimate_logits() {
-        const auto resident = matrix(w.resident_logits, head.resident.size());
-        const auto logits = matrix(w.weights, tokens());
-        const std::size_t sketched = head.sketch.size();
-        if (sketched > 0) {
-            head.sketch.estimate(exec, queries(), scale, {logits.data, heads(), sketched, logits.stride});
+    [[nodiscard]] bool weighable(std::size_t g) const {
+        return std::isfinite(w.total[g]) && w.total[g] > 0 && w.reference[g] > 0;
+    }
+
+    void make_masses(lap_timer& timer) {
+        const auto weights = matrix(w.weights, tokens());
+        if constexpr (needs_values) {
+            // ||o|| and ||o - c|| from the resident rows. It looks at the draw: the check has to make up for it, or a
+            // target that needs neither.
+            report.decide_seconds += timer.lap();
+            attend({w.output.data(), heads(), value_dim, static_cast<std::ptrdiff_t>(value_dim)}, w.lse, timer);
+            report.attend_seconds += timer.lap();
         }
-        for (std::size_t i = 0; i < head.resident.size(); ++i) {
-            const token_index token = head.resident_token[i];
-            if (Exact::resident_too || head.odds[token] == 0) {
-                for (std::size_t g = 0; g < heads(); ++g) {
-                    logits.row(g)[token] = resident.row(g)[i];
+        for (std::size_t g = 0; g < heads(); ++g) {
+            if (!weighable(g)) {
+                continue;
+            }
+            // A reference that lies far below the sum of weights leaves no room for an estimate.
+            const double reference = larger(w.reference[g], w.total[g] * 0x1p-60);
+            if constexpr (needs_values) {
+                double norm = 0;
+                double distance = 0;
+                for (std::size_t c = 0; c < value_dim; ++c) {
+                    const auto o = static_cast<double>(w.output[g * value_dim + c]);
+                    const double d = o - static_cast<double>(head.centre[c]);
+                    norm += o * o;
+                    distance += d * d;
+                }
+                w.masses[g] = target.masses(exec, weights.row(g), head.odds, reference,
+                                            {head.radius, std::sqrt(distance), std::sqrt(norm)}, promise);
+            } else {
+                w.masses[g] = target.masses(weights.row(g), head.odds, reference);
+                if (w.masses[g].total > 0) {
+                    w.masses[g].total = larger(w.masses[g].total, w.total[g]);
                 }
             }
         }
     }
 
-    void weigh_all() {
-        const auto weights = matrix(w.weights, tokens());
+    void make_plans() {
+        bool all = true;
         for (std::size_t g = 0; g < heads(); ++g) {
-            const weighed all = weigh(exec, weights.row(g));
-            w.shift[g] = all.shift;
-            w.total[g] = all.total;
+            all = all && weighable(g);
         }
-    }
-
-    void decide() {
-        const auto weights = matrix(w.weights, tokens());
+        if constexpr (group_planner<Planner, Backend>) {
+            if (all) {
+                planner.plan_group(exec, w.masses, promise, w.planner, w.plans);
+            }
+        }
         for (std::size_t g = 0; g < heads(); ++g) {
             plan& p = w.plans[g];
-            if (std::isfinite(w.total[g]) && w.total[g] > 0) {
-                planner.plan(exec, target.masses(weights.row(g), head.odds, w.total[g]), promise, w.planner, p);
-            } else {
+            if (!weighable(g)) {
                 // No token, or a key that is not a number: nothing to plan, and nothing to certify.
                 p.clear();
                 p.certificate_before = p.certificate_after =
                     tokens() == 0 ? 0 : std::numeric_limits<double>::quiet_NaN();
+            } else if (!all || !group_planner<Planner, Backend>) {
+                planner.plan(exec, w.masses[g], promise, w.planner, p);
             }
-            head_reports[g] = {};
+            w.level[g] = p.level;
             head_reports[g].certificate_before = p.certificate_before;
-            head_reports[g].certificate_after = p.certificate_after;
-            head_reports[g].rows_shrunk = static_cast<std::uint32_t>(p.shrunk);
-        }
-        unite();
-    }
-
-    /// Replaces the weights of the shortlist by exact ones.
-    void refine(const matrix_view<float>& weights) {
-        if (exact.size == 0 || head.sketch.size() == 0) {
-            return;
-        }
-        for (std::size_t g = 0; g < heads(); ++g) {
-            w.factor[g] = static_cast<float>(1 / w.total[g]);
-        }
-        const std::span<float> share{w.share.data(), tokens()};
-        largest_share(weights, w.factor, head.odds, share);
-        if constexpr (Exact::resident_too) {
-            for (const token_index token : head.resident_token) {
-                share[token] = -std::numeric_limits<float>::infinity();
-            }
-        }
-        top_k(exec, share, exact.size, w.top, w.shortlist);
-        score_shortlist();
-        bool lost = false;
-        for (std::size_t g = 0; g < heads(); ++g) {
-            const std::span<float> weight = weights.row(g);
-            for_shortlist(g, [&](token_index t, float logit) { weight[t] = std::exp(logit - w.shift[g]); });
-            w.total[g] = sum_of(weight);
-            lost = lost || w.total[g] < 0x1p-24 || w.total[g] > 0x1p80;
-        }
-        if (lost) {
-            // The sketch had the largest logit far too high or too low: beside the true one, the weights that were
-            // shifted by it have underflowed or overflow.
-            estimate_logits();
-            for (std::size_t g = 0; g < heads(); ++g) {
-                const std::span<float> logits = weights.row(g);
-                for_shortlist(g, [&](token_index t, float logit) { logits[t] = logit; });
-            }
-            weigh_all();
         }
     }
 
-    /// Calls use(token, exact logit) for each token of the shortlist.
-    template <class F>
-    void for_shortlist(std::size_t g, F&& use) const {
-        const float* offloaded = w.shortlist_logits.data() + g * w.shortlist_tokens.size();
-        for (std::size_t i = 0; i < w.shortlist_tokens.size(); ++i) {
-            use(w.shortlist_tokens[i], offloaded[i]);
-        }
-        const float* resident = w.resident_logits.data() + g * head.resident.size();
-        for (const token_index t : w.shortlist) {
-            if (head.slot[t] != head.offloaded) {
-                use(t, resident[head.slot[t]]);
-            }
-        }
-    }
-
-    /// Exact logits of the shortlisted tokens that are not resident, staged ones first: only the keys of the others are
-    /// read from host memory.
-    void score_shortlist() {
-        w.shortlist_tokens.clear();
-        w.shortlist_rows.clear();
-        for (const token_index t : w.shortlist) {
-            if (head.slot[t] == head.offloaded && head.staging.holds(t)) {
-                w.shortlist_tokens.push_back(t);
-                w.shortlist_rows.push_back(head.staging.row_of(t));
-            }
-        }
-        const std::size_t staged = w.shortlist_tokens.size();
-        for (const token_index t : w.shortlist) {
-            if (head.slot[t] == head.offloaded && !head.staging.holds(t)) {
-                w.shortlist_tokens.push_back(t);
-                w.shortlist_rows.push_back(head.host[t]);
-            }
-        }
-        const std::size_t all = w.shortlist_tokens.size();
-        const auto logits = matrix(w.shortlist_logits, all);
-        const std::span<const row_id> rows{w.shortlist_rows.data(), all};
-        score_rows(exec, queries(), scale, staging.view(rows.first(staged), 0, key_dim),
-                   {logits.data, heads(), staged, logits.stride});
-        score_rows(exec, queries(), scale, host.view(rows.subspan(staged), 0, key_dim),
-                   {logits.data + staged, heads(), all - staged, logits.stride});
-        report.shortlist_keys_read = all - staged;
-        report.bytes_moved += report.shortlist_keys_read * key_dim * sizeof(T);
-    }
-
-    /// Whether a plan uses a token that it lists. One that is not resident had U >= r; where the sample was adopted,
-    /// no more than that is known of its U.
-    bool uses(const plan_entry& e) const {
-        if (e.probability >= 1 || head.slot[e.token] != head.offloaded) {
+    /// Whether a plan uses a token that it raises. One that is not resident had U >= r; where the sample was adopted,
+    /// no more than that is known of its U, and its stored uniform says so.
+    [[nodiscard]] bool uses(const plan_entry& e) const {
+        if (e.probability >= 1) {
             return true;
         }
-        if (!(e.probability > probability_of(static_cast<double>(head.odds[e.token])))) {
+        const float r = head.probability[e.token];
+        if (!(e.probability > r)) {
             return false;
         }
-        const double r = static_cast<double>(head.probability[e.token]);
-        const double u = uniform(stream, draw_position[e.token]);
-        return sampled(static_cast<double>(e.probability), adopted ? r + (1 - r) * u : u);
-    }
-
-    /// The tokens that have to come from host memory: the union over the query heads, ascending.
-    void unite() {
-        w.fetched.clear();
-        for (std::size_t g = 0; g < heads(); ++g) {
-            w.merged.clear();
-            std::size_t have = 0;
-            for (const plan_entry& e : w.plans[g].entries) {
-                if (head.slot[e.token] == head.offloaded && uses(e)) {
-                    ++head_reports[g].rows_planned;
-                    while (have < w.fetched.size() && w.fetched[have] < e.token) {
-                        w.merged.push_back(w.fetched[have++]);
-                    }
-                    have += have < w.fetched.size() && w.fetched[have] == e.token;
-                    w.merged.push_back(e.token);
-                }
-            }
-            while (have < w.fetched.size()) {
-                w.merged.push_back(w.fetched[have++]);
-            }
-            std::swap(w.fetched, w.merged);
+        double u = static_cast<double>(head.uniform[e.token]);
+        if (policies.uniforms == uniform_policy::fresh) {
+            const auto low = static_cast<double>(r);
+            u = low + (1 - low) * uniform(fresh, draw_position[e.token]);
         }
-        report.rows_fetched = w.fetched.size();
+        return sampled(static_cast<double>(e.probability), u);
     }
 
     static float log_weight_of(const plan_entry& e) {
@@ -323,83 +186,259 @@ struct step {
                                                                           static_cast<double>(e.probability)));
     }
 
-    void attend(matrix_view<float> output, std::span<float> lse, lap_timer& timer) {
-        w.sum.reset(heads(), value_dim);
-        const auto logits = matrix(w.resident_logits, head.resident.size());
+    /// Writes the plans' probabilities over those of the sample, and lists the rows that they add.
+    void use_plans() {
+        constexpr float out = -std::numeric_limits<float>::infinity();
         for (std::size_t g = 0; g < heads(); ++g) {
-            const std::span<float> add{w.resident_weight.data(), head.resident.size()};
-            std::copy(head.log_weight.begin(), head.log_weight.end(), add.begin());
-            for (const plan_entry& e : w.plans[g].entries) {
-                if (head.slot[e.token] != head.offloaded) {
-                    add[head.slot[e.token]] = log_weight_of(e);
+            const plan& p = w.plans[g];
+            const auto log_weight = matrix(w.resident_log_weight, head.resident.size()).row(g);
+            const auto probability = matrix(w.resident_probability, head.resident.size()).row(g);
+            const auto fetched_log_weight = fetched_view(w.fetched_log_weight, 0, tokens());
+            const auto fetched_probability = fetched_view(w.fetched_probability, 0, tokens());
+            std::uint32_t planned = 0;
+            for (const plan_entry& e : p.entries) {
+                if (const std::uint32_t slot = head.slot[e.token]; slot != head.offloaded) {
+                    log_weight[slot] = log_weight_of(e);
+                    if (checks()) {
+                        probability[slot] = e.probability;
+                    }
+                    continue;
+                }
+                if (!uses(e)) {
+                    continue;
+                }
+                ++planned;
+                std::uint32_t& slot = w.fetched_slot[e.token];
+                if (slot == 0) {
+                    w.fetched.push_back(e.token);
+                    slot = static_cast<std::uint32_t>(w.fetched.size());
+                    for (std::size_t h = 0; h < heads(); ++h) {
+                        fetched_log_weight.row(h)[slot - 1] = out;
+                        if (checks()) {
+                            fetched_probability.row(h)[slot - 1] = 0;
+                        }
+                    }
+                }
+                fetched_log_weight.row(g)[slot - 1] = log_weight_of(e);
+                if (checks()) {
+                    fetched_probability.row(g)[slot - 1] = e.probability;
                 }
             }
-            add_log_weights(logits.row(g), add.data());
+            head_reports[g].rows_planned = planned;
+            head_reports[g].rows_shrunk = static_cast<std::uint32_t>(p.shrunk);
+            head_reports[g].certificate_after = p.certificate_after;
         }
-        w.sum.add(exec, logits, device.view(head.resident, key_dim, value_dim));
-        if (!w.fetched.empty()) {
-            spread_log_weights();
+    }
+
+    /// Calls use(first, rows) for the fetched rows from `from` on, staged, as many at a time as there is room for.
+    template <class Use>
+    void for_staged(std::size_t from, lap_timer& timer, Use&& use) {
+        const std::size_t bytes = host.width() * sizeof(T);
+        for (std::size_t first = from; first < w.fetched.size();) {
+            const std::size_t n = smaller(head.staging.capacity(), w.fetched.size() - first);
             report.attend_seconds += timer.lap();
-            // A fetch larger than the staging area goes through it in waves.
-            for (std::size_t first = 0; first < w.fetched.size(); first += head.staging.capacity()) {
-                const std::size_t n = smaller(head.staging.capacity(), w.fetched.size() - first);
-                fetch({w.fetched.data() + first, n});
-                report.fetch_seconds += timer.lap();
-                attend_staged(first, n);
-                report.attend_seconds += timer.lap();
+            const std::size_t copied = head.staging.stage(
+                {w.fetched.data() + first, n}, {w.staged_rows.data(), n}, [&](token_index token, row_id to) {
+                    std::memcpy(static_cast<void*>(staging.row(to)), host.row(head.host[token]), bytes);
+                });
+            report.rows_copied += copied;
+            report.bytes_moved += copied * bytes;
+            report.fetch_seconds += timer.lap();
+            use(first, std::span<const row_id>{w.staged_rows.data(), n});
+            first += n;
+        }
+    }
+
+    /// Exact logits of the rows that are new. All rows are staged again where they fit together, so that none of an
+    /// earlier round makes room for one of this; where they do not, attend() reads them a second time.
+    void score_fetched(lap_timer& timer) {
+        const std::size_t from = w.fetched.size() <= head.staging.capacity() ? 0 : scored;
+        if (scored < w.fetched.size()) {
+            for_staged(from, timer, [&](std::size_t first, std::span<const row_id> rows) { score(first, rows); });
+            report.attend_seconds += timer.lap();
+        }
+    }
+
+    /// Logits of those of the staged rows that have none yet.
+    void score(std::size_t first, std::span<const row_id> rows) {
+        const std::size_t skip = first < scored ? smaller(scored - first, rows.size()) : 0;
+        if (skip < rows.size()) {
+            score_rows(exec, queries(), scale, staging.view(rows.subspan(skip), 0, key_dim),
+                       fetched_view(w.fetched_logits, first + skip, rows.size() - skip));
+            scored = first + rows.size();
+        }
+    }
+
+    matrix_view<float> scratch(std::size_t columns) const { return matrix(w.scratch, columns); }
+
+    /// Attention over the sample as it stands.
+    void attend(matrix_view<float> output, std::span<float> lse, lap_timer& timer) {
+        w.sum.reset(heads(), value_dim);
+        const auto add = [&](const matrix_view<float>& logits, const matrix_view<float>& log_weight, rows<T> values) {
+            const auto sum = scratch(values.count);
+            for (std::size_t g = 0; g < heads(); ++g) {
+                std::copy_n(logits.row(g).data(), values.count, sum.row(g).data());
+                add_log_weights(sum.row(g), log_weight.row(g).data());
+            }
+            w.sum.add(exec, sum, values);
+        };
+        const std::size_t resident = head.resident.size();
+        add(matrix(w.resident_logits, resident), matrix(w.resident_log_weight, resident),
+            device.view(head.resident, key_dim, value_dim));
+        for_staged(0, timer, [&](std::size_t first, std::span<const row_id> rows) {
+            score(first, rows);
+            add(fetched_view(w.fetched_logits, first, rows.size()),
+                fetched_view(w.fetched_log_weight, first, rows.size()), staging.view(rows, key_dim, value_dim));
+        });
+        w.sum.finish(output, lse);
+    }
+
+    /// The certificates that the sample makes, by itself; whether all hold.
+    bool check(lap_timer& timer) {
+        if constexpr (needs_values) {
+            report.decide_seconds += timer.lap();
+            attend({w.output.data(), heads(), value_dim, static_cast<std::ptrdiff_t>(value_dim)}, w.lse, timer);
+            measure_distances(timer);
+            report.attend_seconds += timer.lap();
+        }
+        bool all = true;
+        const double log_term = promise.log_term();
+        for (std::size_t g = 0; g < heads(); ++g) {
+            w.holds[g] = 1;
+            if (!std::isfinite(w.plans[g].certificate_after)) {
+                continue;
+            }
+            const observed_moments seen = observe_head(g);
+            double room = seen.denominator;
+            if constexpr (needs_values) {
+                double norm = 0;
+                for (std::size_t c = 0; c < value_dim; ++c) {
+                    const auto o = static_cast<double>(w.output[g * value_dim + c]);
+                    norm += o * o;
+                }
+                room *= target.limit(promise, std::sqrt(norm));
+            }
+            const double bound = bernstein_bound(seen.moments, log_term);
+            head_reports[g].certificate_observed = bound == 0 ? 0 : bound / room;
+            w.holds[g] = head_reports[g].certificate_observed < promise.epsilon;
+            all = all && w.holds[g] != 0;
+        }
+        report.decide_seconds += timer.lap();
+        return all;
+    }
+
+    observed_moments observe_head(std::size_t g) {
+        const std::size_t resident = head.resident.size();
+        const auto part = [&](const matrix_view<float>& m) {
+            return std::span<const float>(m.row(g).data(), m.columns);
+        };
+        const auto resident_logits = part(matrix(w.resident_logits, resident));
+        const auto fetched_logits = part(fetched_view(w.fetched_logits, 0, w.fetched.size()));
+        // A row that only a sibling uses may have the largest logit: it then stands for a smaller one, harmlessly.
+        const float top = larger(largest_of(resident_logits), largest_of(fetched_logits));
+        observed_moments seen;
+        const auto observe_part = [&](std::span<const float> logits, const matrix_view<float>& probability,
+                                      std::span<const float> distance) {
+            const std::span<float> sum{w.scratch.data(), logits.size()};
+            std::copy(logits.begin(), logits.end(), sum.begin());
+            observe(sum, top, part(probability), distance, seen);
+        };
+        const bool by_distance = needs_values;
+        observe_part(resident_logits, matrix(w.resident_probability, resident),
+                     by_distance ? part(matrix(w.resident_distance, resident)) : std::span<const float>{});
+        observe_part(
+            fetched_logits, fetched_view(w.fetched_probability, 0, w.fetched.size()),
+            by_distance ? part(fetched_view(w.fetched_distance, 0, w.fetched.size())) : std::span<const float>{});
+        return seen;
+    }
+
+    /// ||v - o^|| of all rows of the sample: R^2 - 2 <v - c, u> + ||u||^2 with u = o^ - c.
+    void measure_distances(lap_timer& timer) {
+        for (std::size_t g = 0; g < heads(); ++g) {
+            for (std::size_t c = 0; c < value_dim; ++c) {
+                w.offset[g * value_dim + c] = w.output[g * value_dim + c] - head.centre[c];
             }
         }
-        w.sum.finish(output, lse);
+        const rows<float> offsets{w.offset.data(), static_cast<std::ptrdiff_t>(value_dim), heads(), value_dim, nullptr};
+        const auto finish = [&](const matrix_view<float>& product, auto&& token_of) {
+            for (std::size_t g = 0; g < heads(); ++g) {
+                float own = 0;
+                float square = 0;
+                for (std::size_t c = 0; c < value_dim; ++c) {
+                    own += offsets[g][c] * head.centre[c];
+                    square += offsets[g][c] * offsets[g][c];
+                }
+                for (std::size_t i = 0; i < product.columns; ++i) {
+                    const float r = head.radius[token_of(i)];
+                    const float sum = r * r + square;
+                    const float d = sum - 2 * (product.row(g)[i] - own);
+                    product.row(g)[i] = std::sqrt(larger(d, 0x1p-18f * sum));  // what rounding leaves of it
+                }
+            }
+        };
+        const auto resident = matrix(w.resident_distance, head.resident.size());
+        score_rows(exec, offsets, 1.0f, device.view(head.resident, key_dim, value_dim), resident);
+        finish(resident, [&](std::size_t i) { return head.resident_token[i]; });
+        for_staged(0, timer, [&](std::size_t first, std::span<const row_id> rows) {
+            const auto part = fetched_view(w.fetched_distance, first, rows.size());
+            score_rows(exec, offsets, 1.0f, staging.view(rows, key_dim, value_dim), part);
+            finish(part, [&](std::size_t i) { return w.fetched[first + i]; });
+        });
+    }
+
+    /// Lowers the levels of the heads that do not hold, by as many steps of the grid as the sample says are missing.
+    void lower() {
+        if constexpr (can_lower) {
+            const double ratio = policies.check.step;
+            for (std::size_t g = 0; g < heads(); ++g) {
+                if (w.holds[g] != 0) {
+                    continue;
+                }
+                // The certificate falls with the square root of the level, or faster.
+                const double missing = head_reports[g].certificate_observed / promise.epsilon;
+                const double steps = std::clamp(std::floor(2 * std::log(missing) / std::log(ratio)), 1.0, 40.0);
+                // Above this level no certificate holds: it is where the grid of a plan that raised nothing starts.
+                const double top = 1.5 * promise.epsilon / promise.log_term();
+                w.level[g] = (std::min)(w.level[g], top) * std::pow(ratio, std::isfinite(steps) ? -steps : -1.0);
+            }
+            for (std::size_t g = 0; g < heads(); ++g) {
+                if (!std::isfinite(w.plans[g].certificate_after)) {
+                    return take_everything();  // a sibling is not a number
+                }
+            }
+            planner.plan_at(exec, w.masses, w.level, promise, w.planner, w.plans);
+        }
+    }
+
+    /// Everything that is left, for the heads that do not hold.
+    void take_everything() {
+        for (std::size_t g = 0; g < heads(); ++g) {
+            plan& p = w.plans[g];
+            if (w.holds[g] != 0 || !std::isfinite(p.certificate_after)) {
+                continue;
+            }
+            p.entries.clear();
+            for (std::size_t t = 0; t < head.odds.size(); ++t) {
+                if (head.odds[t] > 0) {
+                    p.entries.push_back({static_cast<token_index>(t), 1, 1});
+                }
+            }
+            p.raised = p.entries.size();
+            p.certificate_after = 0;
+        }
+    }
+
+    /// Some key is not a number, and rows that were read may not show it; the answer has to.
+    void refuse_nan(matrix_view<float> output, std::span<float> lse) {
         for (std::size_t g = 0; g < heads(); ++g) {
             head_reports[g].denominator_lse = w.sum.log_sum(g);
             if (std::isnan(w.plans[g].certificate_after)) {
-                // Some key is not a number. Rows that were read may not show it; the answer has to.
                 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
                 std::fill_n(output.row(g).data(), value_dim, nan);
                 lse[g] = nan;
                 head_reports[g].denominator_lse = std::numeric_limits<double>::quiet_NaN();
             }
         }
-        report.attend_seconds += timer.lap();
-    }
-
-    /// Log-weight of each fetched token for each query head; a row that only a sibling uses weighs nothing.
-    void spread_log_weights() {
-        const auto add = matrix(w.log_weight, w.fetched.size());
-        for (std::size_t g = 0; g < heads(); ++g) {
-            const std::span<float> row = add.row(g);
-            std::fill(row.begin(), row.end(), -std::numeric_limits<float>::infinity());
-            std::size_t at = 0;
-            for (const plan_entry& e : w.plans[g].entries) {
-                if (head.slot[e.token] == head.offloaded && uses(e)) {
-                    while (w.fetched[at] != e.token) {
-                        ++at;
-                    }
-                    row[at] = log_weight_of(e);
-                }
-            }
-        }
-    }
-
-    void fetch(std::span<const token_index> tokens) {
-        const std::size_t bytes = host.width() * sizeof(T);
-        const std::size_t copied =
-            head.staging.stage(tokens, {w.staged_rows.data(), tokens.size()}, [&](token_index token, row_id to) {
-                std::memcpy(static_cast<void*>(staging.row(to)), host.row(head.host[token]), bytes);
-            });
-        report.rows_copied += copied;
-        report.bytes_moved += copied * bytes;
-    }
-
-    void attend_staged(std::size_t first, std::size_t n) {
-        const auto logits = matrix(w.staged_logits, n);
-        const auto add = matrix(w.log_weight, w.fetched.size());
-        const std::span<const row_id> rows{w.staged_rows.data(), n};
-        score_rows(exec, queries(), scale, staging.view(rows, 0, key_dim), logits);
-        for (std::size_t g = 0; g < heads(); ++g) {
-            add_log_weights(logits.row(g), add.row(g).data() + first);
-        }
-        w.sum.add(exec, logits, staging.view(rows, key_dim, value_dim));
     }
 };
 

@@ -1,0 +1,253 @@
+// Parts of the pipeline that are chosen by name while the program runs.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+#include "settings.hpp"
+#include "verkv/verkv.hpp"
+
+/// One choice of everything that can be chosen; what has no meaning for it holds the default.
+struct combination {
+    std::string sketch, plan, tail = "bernstein", target = "denominator", group = "per-head", check = "none",
+                              uniforms = "permanent", bounds = "none", exact_for = "shortlist";
+
+    [[nodiscard]] std::string plan_text() const {
+        return plan + (tail == "chernoff" ? ", chernoff" : "") +
+               (plan == "water-filling" && group == "per-head" ? ", per head" : "") +
+               (check == "sample" ? ", checked" : "") + (uniforms == "fresh" ? ", fresh" : "");
+    }
+    [[nodiscard]] std::string target_text() const {
+        return (target == "output" ? "output" : "D") + std::string(bounds == "sketch" ? ", bounds" : "") +
+               (exact_for == "resident" ? ", leak" : "");
+    }
+    [[nodiscard]] std::string text() const { return sketch + ", " + plan_text() + ", " + target_text(); }
+
+    friend bool operator==(const combination&, const combination&) = default;
+};
+
+inline bool has_bounds(const std::string& sketch) {
+    return sketch == "rotated" || sketch == "quest-pages";
+}
+
+/// Every combination of the lists, once: settings that make no difference to one are not counted as another.
+inline std::vector<combination> combinations(const settings& s) {
+    std::vector<combination> all;
+    const auto add = [&](combination c) {
+        const bool exact = c.sketch == "exact";
+        if (c.plan == "never" || c.plan == "everything") {
+            c.tail = "bernstein";
+            c.target = "denominator";
+        }
+        if (c.plan != "water-filling") {
+            c.group = "per-head";
+            c.check = "none";
+            c.uniforms = "permanent";
+            if (c.target == "output" && !s.target_given) {
+                return;
+            }
+        }
+        if (exact && c.target == "denominator") {
+            c.check = "none";  // the weights are known
+        }
+        if (exact) {
+            c.exact_for = "shortlist";
+        }
+        if (!has_bounds(c.sketch)) {
+            c.bounds = "none";
+        }
+        if (std::find(all.begin(), all.end(), c) == all.end()) {
+            all.push_back(std::move(c));
+        }
+    };
+    for (const auto& sketch : s.sketch) {
+        for (const auto& plan : s.plan) {
+            for (const auto& tail : s.tail) {
+                for (const auto& target : s.target) {
+                    for (const auto& group : s.group) {
+                        for (const auto& check : s.check) {
+                            for (const auto& uniforms : s.uniforms) {
+                                for (const auto& bounds : s.bounds) {
+                                    for (const auto& exact_for : s.exact_for) {
+                                        add({sketch, plan, tail, target, group, check, uniforms, bounds, exact_for});
+                                    }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    return all;
+}
+
+/// Which tokens get exact weights.
+struct chosen_exact {
+    std::size_t size = 128;
+    bool resident_too = false;
+};
+
+class chosen_planner {
+public:
+    struct workspace {
+        verkv::greedy<>::workspace greedy;
+        verkv::water_filling<>::workspace bernstein;
+        verkv::water_filling<verkv::chernoff_tail>::workspace chernoff;
+
+        void reserve(std::size_t n, std::size_t heads = 1) {
+            greedy.reserve(n);
+            bernstein.reserve(n, heads);
+            chernoff.reserve(n, heads);
+        }
+    };
+
+    chosen_planner() = default;
+    chosen_planner(const combination& c, std::string shrinkage)
+        : plan_(c.plan),
+          shrinkage_(std::move(shrinkage)),
+          chernoff_(c.tail == "chernoff"),
+          group_(c.group == "joint" ? verkv::group_plan::joint : verkv::group_plan::per_head) {}
+
+    void plan(const verkv::cpu& exec, verkv::masses_view m, verkv::tolerance t, workspace& w, verkv::plan& out) const {
+        if (plan_ == "water-filling") {
+            with_water([&](const auto& planner, auto& memory) { planner.plan(exec, m, t, memory, out); }, w);
+        } else if (plan_ == "everything") {
+            verkv::fetch_everything{}.plan(exec, m, t, w.greedy, out);
+        } else if (shrinkage_ == "binary") {
+            shrinking<verkv::binary_shrinkage>(exec, m, t, w, out);
+        } else if (shrinkage_ == "bounded") {
+            shrinking<verkv::bounded_shrinkage>(exec, m, t, w, out);
+        } else {
+            shrinking<verkv::no_shrinkage>(exec, m, t, w, out);
+        }
+    }
+
+    void plan_group(const verkv::cpu& exec, std::span<const verkv::masses_view> m, verkv::tolerance t, workspace& w,
+                    std::span<verkv::plan> out) const {
+        if (plan_ == "water-filling") {
+            with_water([&](const auto& planner, auto& memory) { planner.plan_group(exec, m, t, memory, out); }, w);
+            return;
+        }
+        for (std::size_t h = 0; h < m.size(); ++h) {
+            plan(exec, m[h], t, w, out[h]);
+        }
+    }
+
+    void plan_at(const verkv::cpu& exec, std::span<const verkv::masses_view> m, std::span<const double> level,
+                 verkv::tolerance t, workspace& w, std::span<verkv::plan> out) const {
+        with_water([&](const auto& planner, auto& memory) { planner.plan_at(exec, m, level, t, memory, out); }, w);
+    }
+
+private:
+    template <class Use>
+    void with_water(Use&& use, workspace& w) const {
+        if (chernoff_) {
+            use(verkv::water_filling<verkv::chernoff_tail>{group_}, w.chernoff);
+        } else {
+            use(verkv::water_filling<>{group_}, w.bernstein);
+        }
+    }
+
+    template <class Rule>
+    void shrinking(const verkv::cpu& exec, verkv::masses_view m, verkv::tolerance t, workspace& w,
+                   verkv::plan& out) const {
+        if (plan_ == "never") {
+            verkv::never_fetch<Rule>{}.plan(exec, m, t, w.greedy, out);
+        } else if (chernoff_) {
+            verkv::greedy<Rule, verkv::chernoff_tail>{}.plan(exec, m, t, w.greedy, out);
+        } else {
+            verkv::greedy<Rule>{}.plan(exec, m, t, w.greedy, out);
+        }
+    }
+
+    std::string plan_;
+    std::string shrinkage_;
+    bool chernoff_ = false;
+    verkv::group_plan group_ = verkv::group_plan::joint;
+};
+
+inline chosen_planner planner_of(const combination& c, const settings& s) {
+    return {c, s.shrinkage};
+}
+
+inline verkv::step_policies policies_of(const combination& c, const settings& s) {
+    verkv::step_policies p;
+    p.check.rounds = c.check == "sample" ? s.rounds : 0;
+    p.uniforms = c.uniforms == "fresh" ? verkv::uniform_policy::fresh : verkv::uniform_policy::permanent;
+    p.bounds = c.bounds == "sketch" ? verkv::bound_policy::carry : verkv::bound_policy::ignore;
+    return p;
+}
+
+/// One of the approximate sketches, as one type.
+template <class T>
+class chosen_sketch {
+public:
+    template <class Pairing>
+    chosen_sketch(const std::string& name, std::size_t key_dim, const settings& s, Pairing&& pairing)
+        : held_([&]() -> any {
+              if (name == "rope-pairs") {
+                  return verkv::rope_pair_sketch(
+                      {.key_dim = key_dim, .pairing = pairing(), .bits = s.bits, .pair_fraction = s.pairs});
+              }
+              if (name == "per-channel") {
+                  return verkv::per_channel_sketch(key_dim, s.bits);
+              }
+              if (name == "rotated") {
+                  return verkv::rotated_sketch({.key_dim = key_dim, .bits = s.bits});
+              }
+              return verkv::quest_page_sketch({.key_dim = key_dim});
+          }()) {}
+
+    void fit(const verkv::cpu& exec, verkv::rows<T> keys) {
+        std::visit([&](auto& sketch) { sketch.fit(exec, keys); }, held_);
+    }
+    void append(const verkv::cpu& exec, verkv::rows<T> keys) {
+        std::visit([&](auto& sketch) { sketch.append(exec, keys); }, held_);
+    }
+    void estimate(const verkv::cpu& exec, verkv::rows<float> queries, float scale,
+                  verkv::matrix_view<float> logits) const {
+        std::visit([&](const auto& sketch) { sketch.estimate(exec, queries, scale, logits); }, held_);
+    }
+    void estimate(const verkv::cpu& exec, verkv::rows<float> queries, float scale, verkv::matrix_view<float> logits,
+                  verkv::matrix_view<float> bounds) const {
+        std::visit(
+            [&](const auto& sketch) {
+                using held = std::remove_cvref_t<decltype(sketch)>;
+                if constexpr (verkv::bounded_sketch<held, verkv::cpu, T>) {
+                    sketch.estimate(exec, queries, scale, logits, bounds);
+                } else {
+                    throw std::logic_error("this sketch has no bounds");
+                }
+            },
+            held_);
+    }
+    [[nodiscard]] double bound_failure() const {
+        return std::visit(
+            [](const auto& sketch) {
+                using held = std::remove_cvref_t<decltype(sketch)>;
+                if constexpr (verkv::bounded_sketch<held, verkv::cpu, T>) {
+                    return static_cast<double>(sketch.bound_failure());
+                } else {
+                    return 0.0;
+                }
+            },
+            held_);
+    }
+    [[nodiscard]] std::size_t size() const {
+        return std::visit([](const auto& sketch) { return sketch.size(); }, held_);
+    }
+    [[nodiscard]] std::size_t bytes() const {
+        return std::visit([](const auto& sketch) { return sketch.bytes(); }, held_);
+    }
+    void erase(std::size_t first, std::size_t last) {
+        std::visit([&](auto& sketch) { sketch.erase(first, last); }, held_);
+    }
+
+private:
+    using any = std::variant<verkv::rope_pair_sketch, verkv::rotated_sketch, verkv::quest_page_sketch>;
+    any held_;
+};

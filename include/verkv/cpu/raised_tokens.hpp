@@ -1,0 +1,318 @@
+// The tokens that a water-filling plan may raise, picked out of all in one pass, and their moments, on the CPU.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "verkv/certify/tail.hpp"
+#include "verkv/core/plan.hpp"
+#include "verkv/cpu/lanes.hpp"
+
+namespace verkv::inline v0::detail {
+
+/// Picked tokens, field by field; `mass` has a column for each query head. Padded, so that whole vectors may be read:
+/// beyond count() lie tokens of odds 0 and mass 0 after seal().
+class raised_tokens {
+public:
+    void reserve(std::size_t n, std::size_t heads) {
+        room_ = n + 2 * most_lanes;
+        token_.resize(room_);
+        odds_.resize(room_);
+        wish_.resize(room_);
+        mass_.resize(room_ * heads);
+    }
+    void reset(std::size_t n, std::size_t heads) {
+        if (n + 2 * most_lanes > room_ || heads * room_ > mass_.size()) {
+            reserve(n, heads);
+        }
+        count_ = 0;
+    }
+
+    [[nodiscard]] std::size_t count() const { return count_; }
+    /// Adds a token; its masses and its wish are the caller's to set. Returns its place.
+    std::size_t add(std::size_t token, float odds) {
+        token_[count_] = static_cast<token_index>(token);
+        odds_[count_] = odds;
+        return count_++;
+    }
+    [[nodiscard]] const token_index* token() const { return token_.data(); }
+    [[nodiscard]] const float* odds() const { return odds_.data(); }
+    [[nodiscard]] float* wish() { return wish_.data(); }  ///< r' that a group asks for, before the cut at 1
+    [[nodiscard]] const float* wish() const { return wish_.data(); }
+    [[nodiscard]] float* mass(std::size_t head) { return mass_.data() + head * room_; }
+    [[nodiscard]] const float* mass(std::size_t head) const { return mass_.data() + head * room_; }
+
+    void seal(std::size_t heads) {
+        for (std::size_t i = count_; i < count_ + most_lanes; ++i) {
+            odds_[i] = 0;
+            wish_[i] = 0;
+            for (std::size_t h = 0; h < heads; ++h) {
+                mass(h)[i] = 0;
+            }
+        }
+    }
+
+private:
+    static constexpr std::size_t most_lanes = 16;
+    std::size_t room_ = 0;
+    std::size_t count_ = 0;
+    std::vector<token_index> token_;
+    std::vector<float> odds_, wish_, mass_;
+};
+
+/// How several heads' wishes x_h a_h for r' make one: the largest, or the root of the sum of squares.
+enum class combine { largest, root_sum_square };
+
+inline namespace VERKV_LANES_NAMESPACE {
+
+inline constexpr std::size_t sum_block = 1024;  // tokens that are added up in float
+
+VERKV_ALWAYS_INLINE lanes load_some(const float* p, std::size_t count) {
+    return count >= lane_count ? load(p) : load_first(p, count);
+}
+
+VERKV_ALWAYS_INLINE lanes square_root(const lanes& x) {
+#if VERKV_LANES_WIDTH == 16
+    return lanes_cast<lanes>(_mm512_maskz_sqrt_ps(0xffff, lanes_cast<__m512>(x)));
+#else
+    lanes y{};
+    for (std::size_t i = 0; i < lane_count; ++i) {
+        y[i] = __builtin_sqrtf(x[i]);
+    }
+    return y;
+#endif
+}
+
+/// Sum over [0, count) of the lanes that term(i, lanes left) gives: in float over 1024 tokens, those sums in double.
+template <class Term>
+VERKV_ALWAYS_INLINE double blockwise_sum(std::size_t count, Term&& term) {
+    double total = 0;
+    for (std::size_t first = 0; first < count; first += sum_block) {
+        const std::size_t last = smaller(first + sum_block, count);
+        lanes sums{};
+        for (std::size_t i = first; i < last; i += lane_count) {
+            sums += term(i, last - i);
+        }
+        total += static_cast<double>(sum(sums));
+    }
+    return total;
+}
+
+/// Sum of x over L, x = m/R.
+inline double mass_of_candidates(const masses_view& m, float inverse) {
+    return blockwise_sum(
+        m.mass.size(), [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
+            const lanes x = load_some(m.mass.data() + i, left) * inverse;
+            return load_some(m.odds.data() + i, left) > 0.0f ? x : lanes{};
+        });
+}
+
+/// Moments of all of L at four levels at once. O(n), 8 bytes a token.
+inline void probe(const masses_view& m, float inverse, const float (&kappa)[4], bernstein_moments (&out)[4]) {
+    const std::size_t n = m.mass.size();
+    lanes tops[4] = {};
+    for (bernstein_moments& o : out) {
+        o = {};
+    }
+    for (std::size_t first = 0; first < n; first += sum_block) {
+        const std::size_t last = smaller(first + sum_block, n);
+        lanes sums[4] = {};
+        for (std::size_t i = first; i < last; i += lane_count) {
+            const lanes x = load_some(m.mass.data() + i, last - i) * inverse;
+            const lanes full = x * load_some(m.odds.data() + i, last - i);
+            for (std::size_t k = 0; k < 4; ++k) {
+                const lanes room = kappa[k] - x;
+                const lanes lift = larger_of(room < full ? room : full, lanes{});
+                sums[k] += x * lift;
+                tops[k] = larger_of(lift > 0.0f ? larger_of(x, lift) : lanes{}, tops[k]);
+            }
+        }
+        for (std::size_t k = 0; k < 4; ++k) {
+            out[k].variance += static_cast<double>(sum(sums[k]));
+        }
+    }
+    for (std::size_t k = 0; k < 4; ++k) {
+        out[k].largest = static_cast<double>(largest(tops[k]));
+    }
+}
+
+/// Moments of picked tokens for every head of a group at r' = max(r, min(1, wish/factor)), added to `out`.
+inline void add_group_moments(const raised_tokens& picked, float factor, std::span<bernstein_moments> out) {
+    for (std::size_t group = 0; group < out.size(); group += 4) {
+        const std::size_t some = smaller<std::size_t>(4, out.size() - group);
+        lanes tops[4] = {};
+        for (std::size_t first = 0; first < picked.count(); first += sum_block) {
+            const std::size_t last = smaller(first + sum_block, picked.count());
+            lanes sums[4] = {};
+            for (std::size_t i = first; i < last; i += lane_count) {
+                const lanes wish = load(picked.wish() + i);
+                const lanes own = load(picked.odds() + i);
+                const lanes raised = (factor - wish) / wish;  // padding: infinite, and own is 0
+                const lanes odds = larger_of(raised < own ? raised : own, lanes{});
+                for (std::size_t h = 0; h < some; ++h) {
+                    const lanes x = load(picked.mass(group + h) + i);
+                    const lanes lift = x * odds;
+                    sums[h] += x * lift;
+                    tops[h] = larger_of(odds > 0.0f ? larger_of(x, lift) : lanes{}, tops[h]);
+                }
+            }
+            for (std::size_t h = 0; h < some; ++h) {
+                out[group + h].variance += static_cast<double>(sum(sums[h]));
+            }
+        }
+        for (std::size_t h = 0; h < some; ++h) {
+            out[group + h].largest = larger(static_cast<double>(largest(tops[h])), out[group + h].largest);
+        }
+    }
+}
+
+/// Sums over the tokens that are not picked, a run of them at a time, for a tail's summary.
+template <class Summary>
+struct flat_run {
+    // Bernstein's inequality needs sums alone; tails that resolve the size of terms get shorter runs.
+    static constexpr bool sums_alone = std::is_same_v<Summary, bernstein_tail::summary>;
+    static constexpr std::size_t length = sums_alone ? sum_block : 64;
+
+    lanes variance{}, term{}, lift{}, mass{};
+
+    VERKV_ALWAYS_INLINE void add(const int_lanes& picked, const lanes& x, const lanes& o) {
+        const lanes up = x * o;
+        variance += picked ? lanes{} : x * up;
+        const int_lanes out = picked | (o <= 0.0f);
+        term = larger_of(out ? lanes{} : larger_of(x, up), term);
+        if constexpr (!sums_alone) {
+            lift = larger_of(out ? lanes{} : up, lift);
+            mass = larger_of(out ? lanes{} : x, mass);
+        }
+    }
+
+    VERKV_ALWAYS_INLINE void close(Summary& to) {
+        const float top = largest(term);
+        if (!(top == 0)) {
+            to.add_block(length, static_cast<double>(sum(variance)), static_cast<double>(largest(lift)),
+                         static_cast<double>(largest(mass)), static_cast<double>(top));
+        }
+        *this = {};
+    }
+};
+
+/// Picks the tokens of L with x (1 + o) > floor; adds the others, at r, to `rest`. O(n), 8 bytes a token.
+template <class Summary>
+void pick_raised(const masses_view& m, float inverse, float floor, raised_tokens& picked, Summary& rest) {
+    const std::size_t n = m.mass.size();
+    picked.reset(n, 1);
+    rest = {};
+    flat_run<Summary> run;
+    for (std::size_t first = 0; first < n; first += run.length) {
+        const std::size_t last = smaller(first + run.length, n);
+        for (std::size_t i = first; i < last; i += lane_count) {
+            const lanes x = load_some(m.mass.data() + i, last - i) * inverse;
+            const lanes o = load_some(m.odds.data() + i, last - i);
+            const int_lanes hit = (x + x * o > floor) & (o > 0.0f);
+            run.add(hit, x, o);
+            for (std::uint32_t bits = bits_of(hit); bits != 0; bits &= bits - 1) {
+                const std::size_t token = i + static_cast<std::size_t>(std::countr_zero(bits));
+                const std::size_t at = picked.add(token, m.odds[token]);
+                picked.mass(0)[at] = m.mass[token] * inverse;
+            }
+        }
+        run.close(rest);
+    }
+    picked.seal(1);
+}
+
+VERKV_ALWAYS_INLINE lanes combined(combine how, const lanes& own, const lanes& wish) {
+    return how == combine::largest ? larger_of(own, wish) : wish + own * own;
+}
+
+/// Picks the tokens that a group raises at multipliers a (r' = combined x_h a_h above r), with the masses of all heads,
+/// and adds the others, at r, to each head's `rest`. O(n heads), 4 (heads + 1) bytes a token.
+template <class Summary>
+void pick_raised(std::span<const masses_view> m, std::span<const float> inverse, std::span<const float> a, combine how,
+                 raised_tokens& picked, std::span<Summary> rest) {
+    const std::size_t n = m[0].mass.size();
+    const std::size_t heads = m.size();
+    picked.reset(n, heads);
+    for (std::size_t h = 0; h < heads; ++h) {
+        rest[h] = {};
+    }
+    constexpr std::size_t length = flat_run<Summary>::length;
+    for (std::size_t first = 0; first < n; first += length) {
+        const std::size_t last = smaller(first + length, n);
+        for (std::size_t group = 0; group < heads; group += 4) {
+            // Which tokens are raised is found anew for every four heads: their sums stay in registers.
+            const std::size_t some = smaller<std::size_t>(4, heads - group);
+            flat_run<Summary> run[4];
+            for (std::size_t i = first; i < last; i += lane_count) {
+                const lanes o = load_some(m[0].odds.data() + i, last - i);
+                lanes wish{};
+                for (std::size_t h = 0; h < heads; ++h) {
+                    wish = combined(how, load_some(m[h].mass.data() + i, last - i) * (inverse[h] * a[h]), wish);
+                }
+                if (how == combine::root_sum_square) {
+                    wish = square_root(wish);
+                }
+                const int_lanes hit = (wish + wish * o > 1.0f) & (o > 0.0f);
+                for (std::size_t h = 0; h < some; ++h) {
+                    run[h].add(hit, load_some(m[group + h].mass.data() + i, last - i) * inverse[group + h], o);
+                }
+                for (std::uint32_t bits = group == 0 ? bits_of(hit) : 0; bits != 0; bits &= bits - 1) {
+                    const auto lane = static_cast<std::size_t>(std::countr_zero(bits));
+                    const std::size_t at = picked.add(i + lane, m[0].odds[i + lane]);
+                    picked.wish()[at] = wish[lane];
+                    for (std::size_t h = 0; h < heads; ++h) {
+                        picked.mass(h)[at] = m[h].mass[i + lane] * inverse[h];
+                    }
+                }
+            }
+            for (std::size_t h = 0; h < some; ++h) {
+                run[h].close(rest[group + h]);
+            }
+        }
+    }
+    picked.seal(heads);
+}
+
+/// Moments of the picked tokens of a head that plans alone, at level kappa: odds' = min(o, kappa/x - 1) where that is
+/// positive, x odds' = min(x o, kappa - x) without a division.
+inline bernstein_moments moments_at(const raised_tokens& picked, float kappa) {
+    lanes top{};
+    const double variance = blockwise_sum(
+        picked.count(), [&](std::size_t i, std::size_t) __attribute__((always_inline)) {
+            const lanes x = load(picked.mass(0) + i);
+            const lanes full = x * load(picked.odds() + i);
+            const lanes room = kappa - x;
+            const lanes lift = larger_of(room < full ? room : full, lanes{});
+            top = larger_of(lift > 0.0f ? larger_of(x, lift) : lanes{}, top);
+            return x * lift;
+        });
+    return {0, variance, static_cast<double>(largest(top))};
+}
+
+/// Sets wish = combined x_h a_h.
+inline void set_wishes(raised_tokens& picked, std::span<const float> a, combine how) {
+    for (std::size_t i = 0; i < picked.count(); i += lane_count) {
+        lanes wish{};
+        for (std::size_t h = 0; h < a.size(); ++h) {
+            wish = combined(how, load(picked.mass(h) + i) * a[h], wish);
+        }
+        store(picked.wish() + i, how == combine::root_sum_square ? square_root(wish) : wish);
+    }
+}
+
+/// Sum of max(0, min(1, wish/factor) - r): rows that are expected to be fetched.
+inline double expected_rows(const raised_tokens& picked, float factor) {
+    return blockwise_sum(
+        picked.count(), [&](std::size_t i, std::size_t) __attribute__((always_inline)) {
+            const lanes wish = load(picked.wish() + i) / factor;
+            const lanes more = (wish < 1.0f ? wish : broadcast(1.0f)) - 1.0f / (1.0f + load(picked.odds() + i));
+            return more > 0.0f ? more : lanes{};  // padding has r = 1
+        });
+}
+
+}  // namespace VERKV_LANES_NAMESPACE
+}  // namespace verkv::inline v0::detail

@@ -1,0 +1,87 @@
+// Masses of an output target, and what a sample says of a certificate, on the CPU.
+#pragma once
+
+#include <cmath>
+#include <span>
+
+#include "verkv/certify/bernstein.hpp"
+#include "verkv/cpu/raised_tokens.hpp"
+#include "verkv/cpu/softmax_sum.hpp"
+
+namespace verkv::inline v0::detail {
+inline namespace VERKV_LANES_NAMESPACE {
+
+VERKV_ALWAYS_INLINE void store_some(float* p, const lanes& x, std::size_t count) {
+    if (count >= lane_count) {
+        store(p, x);
+        return;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+        p[i] = x[i];
+    }
+}
+
+/// Sum of w_i R_i.
+inline double weighted_sum(std::span<const float> weight, std::span<const float> radius) {
+    return blockwise_sum(
+        weight.size(), [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
+            return load_some(weight.data() + i, left) * load_some(radius.data() + i, left);
+        });
+}
+
+/// w_i *= sqrt(R_i^2 + distance^2); returns their sum.
+inline double weigh_by_distance(std::span<float> weight, std::span<const float> radius, double distance) {
+    const auto square = static_cast<float>(distance * distance);
+    return blockwise_sum(
+        weight.size(), [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
+            const lanes r = load_some(radius.data() + i, left);
+            const lanes m = load_some(weight.data() + i, left) * square_root(r * r + square);
+            store_some(weight.data() + i, m, left);
+            return left >= lane_count ? m : load_first(weight.data() + i, left);
+        });
+}
+
+/// w_i *= R_i + more; returns their sum.
+inline double weigh_by_sum(std::span<float> weight, std::span<const float> radius, double more) {
+    const auto add = static_cast<float>(more);
+    return blockwise_sum(
+        weight.size(), [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
+            const lanes m = load_some(weight.data() + i, left) * (load_some(radius.data() + i, left) + add);
+            store_some(weight.data() + i, m, left);
+            return left >= lane_count ? m : load_first(weight.data() + i, left);
+        });
+}
+
+/// What a sample that was drawn with probabilities r' says of all tokens: estimates of D and V, and its own b.
+struct observed_moments {
+    double denominator = 0;
+    bernstein_moments moments;
+};
+
+/// Adds rows whose weights are w = e^{logit - shift}: D^ += w/r', and with x = w rho V^ += x^2 (1-r')/r'^2, b = max x
+/// max(1, (1-r')/r') over r' < 1. A row of probability 0 was not used. Distances rho, or none for 1.
+/// The logits are overwritten with the weights.
+inline void observe(std::span<float> logit, float shift, std::span<const float> probability,
+                    std::span<const float> distance, observed_moments& to) {
+    exponentiate(logit, shift);
+    lanes top{};
+    const std::size_t n = logit.size();
+    double denominator = 0;
+    to.moments.variance += blockwise_sum(
+        n, [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
+            const lanes p = load_some(probability.data() + i, left);
+            const int_lanes used = p > 0.0f;
+            const lanes share = used ? load_some(logit.data() + i, left) / (used ? p : broadcast(1.0f)) : lanes{};
+            denominator += static_cast<double>(sum(share));
+            const lanes scaled = distance.empty() ? share : share * load_some(distance.data() + i, left);
+            const lanes rest = used ? 1.0f - p : lanes{};
+            // x max(1, odds) = x/r' max(r', 1 - r')
+            top = larger_of(rest > 0.0f ? scaled * larger_of(rest, p) : lanes{}, top);
+            return scaled * scaled * rest;
+        });
+    to.denominator += denominator;
+    to.moments.largest = larger(static_cast<double>(largest(top)), to.moments.largest);
+}
+
+}  // namespace VERKV_LANES_NAMESPACE
+}  // namespace verkv::inline v0::detail

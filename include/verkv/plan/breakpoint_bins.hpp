@@ -1,0 +1,158 @@
+// Water-filling from sums in logarithmic bins: what a context, or a part of one, has to tell about its masses.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "verkv/certify/bernstein.hpp"
+#include "verkv/core/error.hpp"
+#include "verkv/core/host_device.hpp"
+
+namespace verkv::inline v0 {
+
+/// The certificate of a water-filling plan as a function of kappa, from one pass over the tokens [beyond §2].
+/// Token i has r' = max(r, min(1, m/kappa)): it is certain below the breakpoint m, and as it was above m/r = m (1 + o).
+/// With A = {m < kappa < m/r} and U = {kappa >= m/r}, relative to R and lambda = 1,
+///     V(kappa) = kappa sum_A m - sum_A m^2 + sum_U m^2 o,    b(kappa) <= kappa.
+/// Bins are an eighth of an octave wide; V is exact at their edges. Mergeable: parts of a context, on other threads,
+/// devices or machines, are binned over the same window and added up.
+/// Sums in double; sum_A is the difference of two running sums, with an absolute error of 2^-52 kappa sum m.
+class breakpoint_bins {
+public:
+    static constexpr std::size_t per_octave = 8;
+    static constexpr std::size_t most_edges = 40 * per_octave;
+
+    /// Edges from the largest one <= low to the smallest one >= high, 0 < low <= high finite, normal floats.
+    /// A window of more than 40 octaves loses its lower end. Throws invalid_argument for one that is out of range.
+    breakpoint_bins(float low, float high) {
+        detail::check(low >= 0x1p-126f && low <= high && high <= 0x1p120f, "a window from ", low, " to ", high,
+                      "; it must lie in [2^-126, 2^120]");
+        const std::uint32_t last = key_of(high) + (edge_of(key_of(high)) < high);
+        first_ = key_of(low);
+        count_ = last - first_ + 1;
+        if (count_ > most_edges) {
+            first_ = last + 1 - static_cast<std::uint32_t>(most_edges);
+            count_ = most_edges;
+        }
+        for (std::size_t k = 0; k <= count_; ++k) {
+            bins_[k] = {};
+        }
+    }
+
+    /// Number of edges.
+    [[nodiscard]] std::size_t edges() const { return count_; }
+    /// Edge k, ascending.
+    [[nodiscard]] float edge(std::size_t k) const { return edge_of(first_ + static_cast<std::uint32_t>(k)); }
+
+    /// Adds a token of L: mass m/R and odds o = (1-r)/r > 0.
+    void add(float mass, float odds) {
+        const double m = static_cast<double>(mass);
+        const double o = static_cast<double>(odds);
+        bin& enters = bins_[slot_of(mass)];
+        ++enters.entering;
+        enters.mass += m;
+        enters.square += m * m;
+        bin& leaves = bins_[slot_of(mass * (1 + odds))];
+        ++leaves.leaving;
+        leaves.left_mass += m;
+        leaves.left_square += m * m;
+        leaves.spread += m * m * o;
+        leaves.term = larger(m * larger(1.0, o), leaves.term);
+    }
+
+    /// Adds tokens whose m/r lies at or below the first edge: no kappa of the window raises them.
+    /// variance: sum of m^2 o; largest: of m max(1, o).
+    void add_flat(double variance, double largest) {
+        bins_[0].spread += variance;
+        bins_[0].term = larger(largest, bins_[0].term);
+    }
+
+    /// Adds another part of the context. Throws invalid_argument when its window is another one.
+    breakpoint_bins& operator+=(const breakpoint_bins& other) {
+        detail::check(first_ == other.first_ && count_ == other.count_, "bins from ", edge(0), " to ", edge(count_ - 1),
+                      " and from ", other.edge(0), " to ", other.edge(other.count_ - 1), " do not add up");
+        for (std::size_t k = 0; k <= count_; ++k) {
+            const bin& b = other.bins_[k];
+            bin& mine = bins_[k];
+            mine.entering += b.entering;
+            mine.leaving += b.leaving;
+            mine.mass += b.mass;
+            mine.square += b.square;
+            mine.left_mass += b.left_mass;
+            mine.left_square += b.left_square;
+            mine.spread += b.spread;
+            mine.term = larger(b.term, mine.term);
+        }
+        return *this;
+    }
+
+    /// Calls visit(edge, moments) for every edge, ascending, while it returns true: V exact, b = kappa where some token
+    /// has r < r' < 1, else the largest m max(1, o). O(edges()).
+    template <class Visit>
+    void scan(Visit&& visit) const {
+        std::int64_t between = 0;
+        double mass = 0;
+        double square = 0;
+        double spread = 0;
+        double term = 0;
+        for (std::size_t k = 0; k < count_; ++k) {
+            const bin& b = bins_[k];  // breakpoints in (edge k-1, edge k]
+            between += static_cast<std::int64_t>(b.entering) - static_cast<std::int64_t>(b.leaving);
+            mass += b.mass - b.left_mass;
+            square += b.square - b.left_square;
+            spread += b.spread;
+            term = larger(b.term, term);
+            const double kappa = static_cast<double>(edge(k));
+            bernstein_moments at;
+            at.variance = spread + (between > 0 ? larger(kappa * mass - square, 0.0) : 0.0);
+            at.largest = between > 0 ? kappa : term;
+            if (!visit(edge(k), at)) {
+                return;
+            }
+        }
+    }
+
+    /// The largest edge with a Bernstein certificate below epsilon, 0 if there is none; l = ln(2/delta).
+    /// The certificate grows with kappa: the scan stops at the first edge that fails.
+    [[nodiscard]] float largest_certified(double epsilon, double log_term) const {
+        float best = 0;
+        scan([&](float kappa, const bernstein_moments& m) {
+            const bool holds = bernstein_bound(m, log_term) < epsilon;
+            best = holds ? kappa : best;
+            return holds;
+        });
+        return best;
+    }
+
+private:
+    struct bin {
+        std::uint32_t entering = 0;  // tokens with m in the bin
+        std::uint32_t leaving = 0;   // tokens with m/r in the bin
+        double mass = 0;             // sum of m, by m
+        double square = 0;           // sum of m^2, by m
+        double left_mass = 0;        // sum of m, by m/r
+        double left_square = 0;      // sum of m^2, by m/r
+        double spread = 0;           // sum of m^2 o, by m/r
+        double term = 0;             // largest m max(1, o), by m/r
+    };
+
+    static constexpr unsigned shift = 20;  // three bits of mantissa
+
+    static std::uint32_t key_of(float x) { return std::bit_cast<std::uint32_t>(x) >> shift; }
+    static float edge_of(std::uint32_t key) { return std::bit_cast<float>(key << shift); }
+
+    /// The bin of (edge k-1, edge k] that holds a breakpoint; the last one for those beyond the window.
+    [[nodiscard]] std::size_t slot_of(float breakpoint) const {
+        const std::uint32_t up = (std::bit_cast<std::uint32_t>(breakpoint) + ((1u << shift) - 1)) >> shift;
+        return up <= first_ ? 0 : smaller<std::size_t>(up - first_, count_);
+    }
+
+    std::uint32_t first_ = 0;
+    std::size_t count_ = 0;
+    std::array<bin, most_edges + 1> bins_;
+};
+
+}  // namespace verkv::inline v0

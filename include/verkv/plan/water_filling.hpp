@@ -1,0 +1,378 @@
+// Water-filling: the cheapest plan, in expected rows, for a variance.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "verkv/certify/tail.hpp"
+#include "verkv/core/tolerance.hpp"
+#include "verkv/cpu/executor.hpp"
+#include "verkv/cpu/raised_tokens.hpp"
+#include "verkv/plan/breakpoint_bins.hpp"
+#include "verkv/plan/stage.hpp"
+
+namespace verkv::inline v0 {
+
+/// Whether the query heads of a KV head plan together.
+enum class group_plan {
+    per_head,  ///< each its own r'
+    joint,     ///< one r' for all of them [beyond §6]
+};
+
+/// r' = max(r, min(1, m/kappa)), lambda = 1, with the largest kappa whose certificate is below epsilon [beyond §1, §2].
+/// Of all plans whose variance is as small it expects to fetch the fewest rows (r' in proportion to m: Lagrange).
+///
+/// One pass picks the tokens that any kappa in question can raise and adds up the others; their breakpoints are binned
+/// (breakpoint_bins), the largest edge that certifies is taken, and kappa is raised inside the bin on the picked tokens
+/// alone, to a relative 2^-10, by their exact moments. A tail other than Bernstein's goes on from there.
+///
+/// joint: r' = max(r, min(1, sqrt(sum_h (a_h m_h)^2))): what Lagrange's condition gives when each head h has a variance
+/// of its own to keep; the a_h are lowered from 1/kappa_h while all certificates hold. Expects no more rows than the
+/// union of the heads' own plans. Chosen without the sample, it serves all heads: each may use every row of it.
+template <tail Tail = bernstein_tail>
+struct water_filling {
+    group_plan group = group_plan::joint;
+    Tail rule{};
+
+    /// Memory that is reused from step to step.
+    struct workspace {
+        detail::raised_tokens picked;
+        std::vector<float> inverse, multiplier, trial;
+        std::vector<typename Tail::summary> rest;
+        std::vector<bernstein_moments> moments;
+        std::vector<double> certificate;
+
+        /// Makes plans of up to n tokens for a group of heads allocation-free.
+        void reserve(std::size_t n, std::size_t heads = 1) {
+            picked.reserve(n, heads);
+            for (auto* v : {&inverse, &multiplier, &trial}) {
+                v->reserve(heads);
+            }
+            rest.reserve(heads);
+            moments.reserve(heads);
+            certificate.reserve(heads);
+        }
+    };
+
+    /// The plan of one query head. O(n): the masses are read twice, 8 bytes a token each time, then only the picked
+    /// tokens; allocation-free after w.reserve(n). Moments in float over runs of 1024 tokens, those in double.
+    /// Masses m/R whose sum or squares are not finite: an empty plan with a certificate of NaN.
+    /// Throws invalid_argument when spans differ in length, the reference is out of range or the tolerance is.
+    void plan(const cpu&, masses_view m, tolerance t, workspace& w, verkv::plan& out) const {
+        validate(t);
+        const float inverse = detail::inverse_reference(m);
+        if (!solve(m, inverse, t, w, out)) {
+            detail::refuse_to_certify(out);
+            return;
+        }
+        write_own(static_cast<float>(out.level), w, out);
+    }
+
+    /// The plans of the query heads of a group; `out` has one for each. As plan(), O(n heads); a joint plan reads 4
+    /// (heads + 1) bytes a token more. Throws as plan(), and for masses that differ in length.
+    void plan_group(const cpu& exec, std::span<const masses_view> m, tolerance t, workspace& w,
+                    std::span<verkv::plan> out) const {
+        check_group(m, out.size());
+        bool joint = group == group_plan::joint && m.size() > 1;
+        bool any = false;
+        for (std::size_t h = 0; h < m.size(); ++h) {
+            plan(exec, m[h], t, w, out[h]);
+            joint = joint && std::isfinite(out[h].certificate_before);
+            any = any || out[h].raised > 0;
+        }
+        if (joint && any) {
+            plan_jointly(m, t, w, out);
+        }
+    }
+
+    /// The plans at given levels kappa_h/R (of a joint plan, 1/a_h): what a check from the sample asks for when it
+    /// lowers them. O(n heads). `out` keeps its certificate_before. Throws as plan_group(), and for a level that is not
+    /// positive.
+    void plan_at(const cpu&, std::span<const masses_view> m, std::span<const double> level, tolerance t, workspace& w,
+                 std::span<verkv::plan> out) const {
+        validate(t);
+        check_group(m, out.size());
+        detail::check(level.size() == m.size(), level.size(), " levels for ", m.size(), " query heads");
+        for (std::size_t h = 0; h < m.size(); ++h) {
+            detail::check(level[h] > 0, "the level of query head ", h, " is ", level[h], "; it must be positive");
+        }
+        if (group == group_plan::joint && m.size() > 1) {
+            set_inverses(m, w);
+            w.multiplier.clear();
+            for (const double l : level) {
+                w.multiplier.push_back(static_cast<float>(1 / l));
+            }
+            pick_group(m, w);
+            write_joint(m, 1, t, w, out);
+            return;
+        }
+        w.rest.resize(1);
+        for (std::size_t h = 0; h < m.size(); ++h) {
+            const auto kappa = static_cast<float>(level[h]);
+            detail::pick_raised(m[h], detail::inverse_reference(m[h]), kappa, w.picked, w.rest[0]);
+            out[h].level = level[h];
+            out[h].certificate_after = rule.bound(own_summary(w, kappa), t.delta, m[h].space);
+            write_own(kappa, w, out[h]);
+        }
+    }
+
+private:
+    using summary = typename Tail::summary;
+    static constexpr bool plain = std::is_same_v<Tail, bernstein_tail>;
+    static constexpr float unlimited = std::numeric_limits<float>::infinity();
+
+    static void check_group(std::span<const masses_view> m, std::size_t plans) {
+        detail::check(plans == m.size(), plans, " plans for ", m.size(), " query heads");
+        for (const masses_view& head : m) {
+            detail::check(head.mass.size() == m[0].mass.size(), "a group of query heads has ", m[0].mass.size(),
+                          " masses and ", head.mass.size());
+        }
+    }
+
+    static void set_inverses(std::span<const masses_view> m, workspace& w) {
+        w.inverse.clear();
+        for (const masses_view& head : m) {
+            w.inverse.push_back(detail::inverse_reference(head));
+        }
+    }
+
+    /// `rest` and the picked tokens, whose odds' are odds(i).
+    template <class Odds>
+    static summary with_picked(summary rest, const workspace& w, std::size_t head, Odds&& odds) {
+        for (std::size_t i = 0; i < w.picked.count(); ++i) {
+            const double o = odds(i);
+            if (o > 0) {
+                rest.add(static_cast<double>(w.picked.mass(head)[i]), o, 1, 0);
+            }
+        }
+        return rest;
+    }
+
+    static summary with_moments(summary rest, const bernstein_moments& m) {
+        rest.add_block(1, m.variance, m.largest, m.largest, m.largest);
+        return rest;
+    }
+
+    /// All of L at level kappa, for one head that plans alone.
+    static summary own_summary(const workspace& w, float kappa) {
+        if constexpr (plain) {
+            return with_moments(w.rest[0], detail::moments_at(w.picked, kappa));
+        } else {
+            const auto k = static_cast<double>(kappa);
+            return with_picked(w.rest[0], w, 0, [&](std::size_t i) {
+                return (std::min)(static_cast<double>(w.picked.odds()[i]),
+                                  k / static_cast<double>(w.picked.mass(0)[i]) - 1);
+            });
+        }
+    }
+
+    static bernstein_moments own_moments(const workspace& w, float kappa) {
+        bernstein_moments all = w.rest[0].moments();
+        return all += detail::moments_at(w.picked, kappa);
+    }
+
+    /// Moments of all of L for the heads of a group when the picked tokens have r' = max(r, min(1, wish/factor)).
+    static void set_group_moments(workspace& w, float factor) {
+        for (std::size_t h = 0; h < w.rest.size(); ++h) {
+            w.moments[h] = w.rest[h].moments();
+        }
+        detail::add_group_moments(w.picked, factor, w.moments);
+    }
+
+    /// The same for one head, as the tail wants it.
+    static summary group_summary(const workspace& w, std::size_t head, float factor) {
+        const auto f = static_cast<double>(factor);
+        return with_picked(w.rest[head], w, head, [&](std::size_t i) {
+            return (std::min)(static_cast<double>(w.picked.odds()[i]), f / static_cast<double>(w.picked.wish()[i]) - 1);
+        });
+    }
+
+    /// The heads' certificates at a factor, into w.certificate; whether all are below epsilon.
+    bool certify_group(std::span<const masses_view> m, float factor, tolerance t, workspace& w) const {
+        bool all = true;
+        set_group_moments(w, factor);
+        for (std::size_t h = 0; h < m.size(); ++h) {
+            w.certificate[h] = bernstein_bound(w.moments[h], t.log_term());
+            if constexpr (!plain) {
+                if (!(w.certificate[h] < t.epsilon)) {
+                    w.certificate[h] = rule.bound(group_summary(w, h, factor), t.delta, m[h].space);
+                }
+            }
+            all = all && w.certificate[h] < t.epsilon;
+        }
+        return all;
+    }
+
+    /// Finds kappa; leaves the picked tokens in w, certificates and level in `out`. False where masses are not finite.
+    bool solve(const masses_view& m, float inverse, tolerance t, workspace& w, verkv::plan& out) const {
+        out.clear();
+        out.level = static_cast<double>(unlimited);
+        w.rest.resize(1);
+        const double log_term = t.log_term();
+        const double mass = m.total > 0 ? m.total / m.reference : detail::mass_of_candidates(m, inverse);
+        if (!std::isfinite(mass)) {
+            return false;
+        }
+        // V <= kappa sum m and b <= kappa: every kappa below `low` certifies. None above `high` does that leaves a
+        // token between r and 1, b being kappa.
+        const double low = t.epsilon * t.epsilon / (2 * log_term * (mass + t.epsilon / 3)) * (1 - 0x1p-12);
+        const double high = (std::max)(low, 1.5 * t.epsilon / log_term);
+        const auto as_level = [](double x) { return static_cast<float>((std::clamp)(x, 0x1p-120, 0x1p100)); };
+        const double step = std::pow(high / low, 0.25);
+        const float probes[4] = {as_level(low * step), as_level(low * step * step), as_level(high / step), unlimited};
+        bernstein_moments at[4];
+        detail::probe(m, inverse, probes, at);
+        if (!std::isfinite(at[3].variance) || !std::isfinite(at[3].largest)) {
+            return false;
+        }
+        const auto certifies = [&](const bernstein_moments& x) { return bernstein_bound(x, log_term) < t.epsilon; };
+        if (plain || certifies(at[3])) {
+            out.certificate_before = out.certificate_after = bernstein_bound(at[3], log_term);
+        }
+        std::size_t best = 0;
+        while (best < 3 && certifies(at[best])) {
+            ++best;
+        }
+        if (best == 3 && certifies(at[3])) {
+            if constexpr (!plain) {
+                detail::pick_raised(m, inverse, unlimited, w.picked, w.rest[0]);
+                out.certificate_before = out.certificate_after = rule.bound(w.rest[0], t.delta, m.space);
+            }
+            return true;
+        }
+        breakpoint_bins bins(best == 0 ? as_level(low) : probes[best - 1], best == 3 ? as_level(high) : probes[best]);
+        detail::pick_raised(m, inverse, bins.edge(0), w.picked, w.rest[0]);
+        if constexpr (!plain) {
+            out.certificate_before = out.certificate_after = rule.bound(own_summary(w, unlimited), t.delta, m.space);
+            if (out.certificate_before < t.epsilon) {
+                return true;
+            }
+        }
+        bins.add_flat(w.rest[0].moments().variance, w.rest[0].moments().largest);
+        for (std::size_t i = 0; i < w.picked.count(); ++i) {
+            bins.add(w.picked.mass(0)[i], w.picked.odds()[i]);
+        }
+        float kappa = bins.largest_certified(t.epsilon, log_term);
+        kappa = raise(kappa, 1 + 1.0f / breakpoint_bins::per_octave, 0x1p-10f,
+                      [&](float k) { return certifies(own_moments(w, k)); });
+        if constexpr (!plain) {
+            kappa = raise(kappa, 1.5f, 0x1p-8f,
+                          [&](float k) { return rule.holds(own_summary(w, k), t.epsilon, t.delta, m.space); });
+        }
+        if (!(kappa > 0)) {
+            // epsilon is so small that no level in the reach of a float certifies: all of L is fetched.
+            kappa = 0x1p-126f;
+            detail::pick_raised(m, inverse, 0, w.picked, w.rest[0]);
+        }
+        out.level = static_cast<double>(kappa);
+        out.certificate_after = rule.bound(own_summary(w, kappa), t.delta, m.space);
+        return true;
+    }
+
+    /// The largest x from `certified` on for which certifies(x), to a relative precision; grows by `step` at first.
+    template <class Certifies>
+    static float raise(float certified, float step, float precision, Certifies&& certifies) {
+        if (!(certified > 0)) {
+            return certified;
+        }
+        float failing = certified * step;
+        while (failing < 0x1p110f && certifies(failing)) {
+            certified = failing;
+            failing *= step;
+        }
+        while (failing - certified > precision * certified) {
+            const float middle = 0.5f * (certified + failing);
+            (certifies(middle) ? certified : failing) = middle;
+        }
+        return certified;
+    }
+
+    static void write_entry(token_index token, float wish, float odds, verkv::plan& out) {
+        if (wish + wish * odds > 1) {
+            out.entries.push_back(
+                {token, larger(smaller(wish, 1.0f), detail::probability_of(static_cast<double>(odds))), 1});
+        }
+    }
+
+    /// Entries of the picked tokens that kappa raises.
+    static void write_own(float kappa, const workspace& w, verkv::plan& out) {
+        out.entries.clear();
+        if (kappa < unlimited) {
+            const float factor = 1 / kappa;
+            for (std::size_t i = 0; i < w.picked.count(); ++i) {
+                write_entry(w.picked.token()[i], w.picked.mass(0)[i] * factor, w.picked.odds()[i], out);
+            }
+        }
+        out.raised = out.entries.size();
+    }
+
+    void pick_group(std::span<const masses_view> m, workspace& w) const {
+        w.rest.resize(m.size());
+        w.moments.resize(m.size());
+        w.certificate.resize(m.size());
+        detail::pick_raised<summary>(m, w.inverse, w.multiplier, detail::combine::root_sum_square, w.picked, w.rest);
+    }
+
+    void plan_jointly(std::span<const masses_view> m, tolerance t, workspace& w, std::span<verkv::plan> out) const {
+        using detail::combine;
+        set_inverses(m, w);
+        w.multiplier.clear();
+        for (const verkv::plan& own : out) {
+            w.multiplier.push_back(static_cast<float>(1 / own.level));
+        }
+        pick_group(m, w);
+        const auto all_hold = [&](float factor) { return certify_group(m, factor, t, w); };
+        detail::set_wishes(w.picked, w.multiplier, combine::largest);
+        const double union_rows = detail::expected_rows(w.picked, 1);
+        w.trial.assign(w.multiplier.begin(), w.multiplier.end());
+        // A head with room to spare asks for less, down to nothing; none asks for more than when it was alone.
+        for (int round = 0; round < 5; ++round) {
+            detail::set_wishes(w.picked, w.trial, combine::root_sum_square);
+            set_group_moments(w, 1);
+            for (std::size_t h = 0; h < m.size(); ++h) {
+                const double share = bernstein_bound(w.moments[h], t.log_term()) / t.epsilon;
+                w.trial[h] = smaller(w.trial[h] * static_cast<float>((std::clamp)(share, 0.25, 4.0)), w.multiplier[h]);
+            }
+        }
+        detail::set_wishes(w.picked, w.trial, combine::root_sum_square);
+        float factor = 1;
+        while (factor > 0x1p-20f && !all_hold(factor)) {
+            factor *= 0.95f;
+        }
+        factor = raise(factor, 1.05f, 0x1p-8f, all_hold);
+        if (detail::expected_rows(w.picked, factor) > union_rows) {
+            w.trial.assign(w.multiplier.begin(), w.multiplier.end());
+            detail::set_wishes(w.picked, w.trial, combine::largest);
+            factor = raise(1, 1.1f, 0x1p-8f, all_hold);
+        }
+        w.multiplier.assign(w.trial.begin(), w.trial.end());
+        write_joint(m, factor, t, w, out);
+    }
+
+    /// The same entries for every head, from the wishes of the picked tokens.
+    void write_joint(std::span<const masses_view> m, float factor, tolerance t, workspace& w,
+                     std::span<verkv::plan> out) const {
+        auto& entries = out[0].entries;
+        entries.clear();
+        const float share = 1 / factor;
+        for (std::size_t i = 0; i < w.picked.count(); ++i) {
+            write_entry(w.picked.token()[i], w.picked.wish()[i] * share, w.picked.odds()[i], out[0]);
+        }
+        certify_group(m, factor, t, w);
+        for (std::size_t h = 0; h < m.size(); ++h) {
+            if (h > 0) {
+                out[h].entries.assign(entries.begin(), entries.end());
+            }
+            out[h].raised = entries.size();
+            out[h].shrunk = 0;
+            out[h].level = static_cast<double>(factor / w.multiplier[h]);
+            out[h].certificate_after = w.certificate[h];
+        }
+    }
+};
+
+}  // namespace verkv::inline v0

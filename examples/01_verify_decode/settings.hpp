@@ -31,7 +31,7 @@ struct settings {
     std::vector<std::string> bounds{"none"};
     std::vector<std::string> exact_for{"shortlist"};
     bool target_given = false;
-    std::size_t rounds = 8;
+    std::size_t rounds = 15;
     std::size_t shortlist = 128;
     std::size_t steps = 0;  // 0: all
     std::size_t redraws = 8;

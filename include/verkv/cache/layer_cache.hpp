@@ -77,7 +77,7 @@ public:
           prototype_(sketch),
           exec_(exec),
           planner_(planner),
-          exact_(exact),
+          exact_(limited(exact, config.max_tokens)),
           target_(target),
           policies_((validate(policies), policies)),
           host_(pool(memory.host, config.host_rows, "host row")),
@@ -88,8 +88,8 @@ public:
           requests_(config.max_requests),
           workspaces_(workers(exec)) {
         for (auto& w : workspaces_) {
-            w.reserve(config.shape.group(), config.shape.key_dim, config.shape.value_dim, config.max_tokens, exact.size,
-                      config.staging_rows,
+            w.reserve(config.shape.group(), config.shape.key_dim, config.shape.value_dim, config.max_tokens,
+                      (std::min)(exact_.size, config.max_tokens) * config.shape.group(), config.staging_rows,
                       {policies.bounds == bound_policy::carry, needs_values, policies.check.rounds > 0});
         }
         const std::size_t tasks = config.max_requests * config.shape.kv_heads;
@@ -409,6 +409,12 @@ private:
         std::vector<position_t> draw_positions;  // positions at the draw; tokens appended later have none
         std::vector<detail::kv_head<Sketch>> heads;
     };
+
+    /// No shortlist is longer than a request.
+    [[nodiscard]] static Exact limited(Exact exact, std::size_t tokens) {
+        exact.size = (std::min)(exact.size, tokens);
+        return exact;
+    }
 
     static constexpr bool needs_values = value_target<Target, Backend>;
 

@@ -17,8 +17,8 @@ namespace verkv::inline v0 {
 struct sample_check {
     static constexpr std::size_t most_rounds = 15;
 
-    std::size_t rounds = 8;  ///< fetches that may follow the first, the last of them of everything; 0: no check
-    double step = 1.5;       ///< between levels of the grid, > 1
+    std::size_t rounds = most_rounds;  ///< fetches that may follow the first, the last of them of everything; 0: none
+    double step = 1.15;                ///< between levels of the grid, > 1
 };
 
 /// Which uniforms a plan's own draws use.

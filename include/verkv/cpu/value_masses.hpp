@@ -56,30 +56,34 @@ inline double weigh_by_sum(std::span<float> weight, std::span<const float> radiu
 struct observed_moments {
     double denominator = 0;
     bernstein_moments moments;
+    double planned = 0;  ///< V as estimated from the same tokens by their planned masses
 };
 
 /// Adds rows whose weights are w = e^{logit - shift}: D^ += w/r', and with x = w rho V^ += x^2 (1-r')/r'^2, b = max x
-/// max(1, (1-r')/r') over r' < 1. A row of probability 0 was not used. Distances rho, or none for 1.
-/// The logits are overwritten with the weights.
+/// max(1, (1-r')/r') over r' < 1. A row of probability 0 was not used. Distances rho, or none for 1; planned masses in
+/// the unit of the weights. The logits are overwritten with the weights.
 inline void observe(std::span<float> logit, float shift, std::span<const float> probability,
-                    std::span<const float> distance, observed_moments& to) {
+                    std::span<const float> distance, std::span<const float> planned, observed_moments& to) {
     exponentiate(logit, shift);
     lanes top{};
-    const std::size_t n = logit.size();
     double denominator = 0;
+    double expected = 0;
     to.moments.variance += blockwise_sum(
-        n, [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
+        logit.size(), [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
             const lanes p = load_some(probability.data() + i, left);
             const int_lanes used = p > 0.0f;
             const lanes share = used ? load_some(logit.data() + i, left) / (used ? p : broadcast(1.0f)) : lanes{};
             denominator += static_cast<double>(sum(share));
             const lanes scaled = distance.empty() ? share : share * load_some(distance.data() + i, left);
             const lanes rest = used ? 1.0f - p : lanes{};
+            const lanes known = load_some(planned.data() + i, left) / (used ? p : broadcast(1.0f));
+            expected += static_cast<double>(sum(known * known * rest));
             // x max(1, odds) = x/r' max(r', 1 - r')
             top = larger_of(rest > 0.0f ? scaled * larger_of(rest, p) : lanes{}, top);
             return scaled * scaled * rest;
         });
     to.denominator += denominator;
+    to.planned += expected;
     to.moments.largest = larger(static_cast<double>(largest(top)), to.moments.largest);
 }
 

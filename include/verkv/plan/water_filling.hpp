@@ -115,7 +115,7 @@ struct water_filling {
             const auto kappa = static_cast<float>(level[h]);
             detail::pick_raised(m[h], detail::inverse_reference(m[h]), kappa, w.picked, w.rest[0]);
             out[h].level = level[h];
-            out[h].certificate_after = rule.bound(own_summary(w, kappa), t.delta, m[h].space);
+            certify_own(m[h], kappa, t, w, out[h]);
             write_own(kappa, w, out[h]);
         }
     }
@@ -233,6 +233,7 @@ private:
         if (plain || certifies(at[3])) {
             out.certificate_before = out.certificate_after = bernstein_bound(at[3], log_term);
         }
+        out.variance = at[3].variance;
         std::size_t best = 0;
         while (best < 3 && certifies(at[best])) {
             ++best;
@@ -269,8 +270,14 @@ private:
             detail::pick_raised(m, inverse, 0, w.picked, w.rest[0]);
         }
         out.level = static_cast<double>(kappa);
-        out.certificate_after = rule.bound(own_summary(w, kappa), t.delta, m.space);
+        certify_own(m, kappa, t, w, out);
         return true;
+    }
+
+    void certify_own(const masses_view& m, float kappa, tolerance t, const workspace& w, verkv::plan& out) const {
+        const summary all = own_summary(w, kappa);
+        out.certificate_after = rule.bound(all, t.delta, m.space);
+        out.variance = all.moments().variance;
     }
 
     /// The largest x from `certified` on for which certifies(x), to a relative precision; grows by `step` at first.
@@ -371,6 +378,7 @@ private:
             out[h].shrunk = 0;
             out[h].level = static_cast<double>(factor / w.multiplier[h]);
             out[h].certificate_after = w.certificate[h];
+            out[h].variance = w.moments[h].variance;
         }
     }
 };

@@ -43,8 +43,12 @@ struct step : weighing<T, Sketch, Planner, Exact, Backend> {
         this->weigh_tokens();
         report.sketch_seconds = timer.lap();
         start_sample();
+        if (checks()) {
+            calibrate();
+        }
         make_masses(timer);
         make_plans();
+        lower_to_calibration();
         use_plans();
         report.decide_seconds += timer.lap();
         std::size_t before = 0;
@@ -102,6 +106,57 @@ private:
         return std::isfinite(w.total[g]) && w.total[g] > 0 && w.reference[g] > 0;
     }
 
+    /// By how much the sketch's errors make V larger than the plan thinks, as the resident rows tell, whose exact
+    /// logits are known anyway: with V = kappa sum m^ over the tokens between r and 1, and m = m^ e^error, the mean of
+    /// e^{2 error} weighted by m^/r, relative to what the errors do to D.
+    void calibrate() {
+        const auto logits = matrix(w.resident_logits, head.resident.size());
+        const auto weights = matrix(w.weights, tokens());
+        for (std::size_t g = 0; g < heads(); ++g) {
+            double spread = 0;
+            double planned = 0;
+            double denominator = 0;
+            for (std::size_t i = 0; i < head.resident.size(); ++i) {
+                const token_index t = head.resident_token[i];
+                const double expansion = 1 + static_cast<double>(head.odds[t]);  // 1/r
+                const double m = std::exp(static_cast<double>(logits.row(g)[i]) - static_cast<double>(w.shift[g]));
+                denominator += m * expansion;
+                if (head.odds[t] > 0) {
+                    const auto estimate = static_cast<double>(weights.row(g)[t]);
+                    planned += estimate * expansion;
+                    spread += m * m / (std::max)(estimate, 1e-30) * expansion;
+                }
+            }
+            const double share = w.total[g] / denominator;
+            w.inflation[g] = planned > 0 ? spread / planned * share * share : 1;
+        }
+    }
+
+    /// Lowers the levels of plans by the inflation, on the grid of the check.
+    void lower_to_calibration() {
+        if constexpr (can_lower) {
+            if (!checks()) {
+                return;
+            }
+            const double step_of_grid = std::log(policies.check.step);
+            bool any = false;
+            for (std::size_t g = 0; g < heads(); ++g) {
+                if (!std::isfinite(w.plans[g].certificate_after)) {
+                    return;
+                }
+                // A few rows decide on it: it is not followed far.
+                const double steps = std::floor(std::log((std::min)(w.inflation[g], 16.0)) / step_of_grid);
+                if (steps >= 1 && w.plans[g].raised > 0) {
+                    w.level[g] *= std::pow(policies.check.step, -steps);
+                    any = true;
+                }
+            }
+            if (any) {
+                planner.plan_at(exec, w.masses, w.level, promise, w.planner, w.plans);
+            }
+        }
+    }
+
     void make_masses(lap_timer& timer) {
         const auto weights = matrix(w.weights, tokens());
         if constexpr (needs_values) {
@@ -126,7 +181,9 @@ private:
                     norm += o * o;
                     distance += d * d;
                 }
-                w.masses[g] = target.masses(exec, weights.row(g), head.odds, reference,
+                // ||o|| is uncertain by the sample's own error. Where a check follows, the plan starts with room for
+                // it: what is fetched too early is not given back, and what is missing the check finds.
+                w.masses[g] = target.masses(exec, weights.row(g), head.odds, reference * (checks() ? 1.25 : 1.0),
                                             {head.radius, std::sqrt(distance), std::sqrt(norm)}, promise);
             } else {
                 w.masses[g] = target.masses(weights.row(g), head.odds, reference);
@@ -327,6 +384,8 @@ private:
         return all;
     }
 
+    /// V^ is a difference estimate: V of all tokens as planned, corrected by what the sample says of the plan's error.
+    /// Unbiased as the plain one is, and the steadier the better the sketch.
     observed_moments observe_head(std::size_t g) {
         const std::size_t resident = head.resident.size();
         const auto part = [&](const matrix_view<float>& m) {
@@ -335,20 +394,29 @@ private:
         const auto resident_logits = part(matrix(w.resident_logits, resident));
         const auto fetched_logits = part(fetched_view(w.fetched_logits, 0, w.fetched.size()));
         // A row that only a sibling uses may have the largest logit: it then stands for a smaller one, harmlessly.
-        const float top = larger(largest_of(resident_logits), largest_of(fetched_logits));
+        const float top = larger(larger(largest_of(resident_logits), largest_of(fetched_logits)), w.shift[g]);
+        const float unit = std::exp(w.shift[g] - top);  // of planned masses
         observed_moments seen;
         const auto observe_part = [&](std::span<const float> logits, const matrix_view<float>& probability,
-                                      std::span<const float> distance) {
+                                      std::span<const float> distance, auto&& token_of) {
             const std::span<float> sum{w.scratch.data(), logits.size()};
             std::copy(logits.begin(), logits.end(), sum.begin());
-            observe(sum, top, part(probability), distance, seen);
+            for (std::size_t i = 0; i < logits.size(); ++i) {
+                w.share[i] = w.masses[g].mass[token_of(i)] * unit;
+            }
+            observe(sum, top, part(probability), distance, std::span<const float>(w.share).first(logits.size()), seen);
         };
         const bool by_distance = needs_values;
         observe_part(resident_logits, matrix(w.resident_probability, resident),
-                     by_distance ? part(matrix(w.resident_distance, resident)) : std::span<const float>{});
+                     by_distance ? part(matrix(w.resident_distance, resident)) : std::span<const float>{},
+                     [&](std::size_t i) { return head.resident_token[i]; });
         observe_part(
             fetched_logits, fetched_view(w.fetched_probability, 0, w.fetched.size()),
-            by_distance ? part(fetched_view(w.fetched_distance, 0, w.fetched.size())) : std::span<const float>{});
+            by_distance ? part(fetched_view(w.fetched_distance, 0, w.fetched.size())) : std::span<const float>{},
+            [&](std::size_t i) { return w.fetched[i]; });
+        const double reference = w.masses[g].reference * static_cast<double>(unit);
+        const double all = w.plans[g].variance * reference * reference;
+        seen.moments.variance = larger(all + (seen.moments.variance - seen.planned), 0.5 * seen.moments.variance);
         return seen;
     }
 
@@ -390,13 +458,14 @@ private:
     void lower() {
         if constexpr (can_lower) {
             const double ratio = policies.check.step;
+            const double least = 1.0 + static_cast<double>(report.rounds / 4);  // the longer it takes, the farther
             for (std::size_t g = 0; g < heads(); ++g) {
                 if (w.holds[g] != 0) {
                     continue;
                 }
-                // The certificate falls with the square root of the level, or faster.
+                // The certificate falls with the level or with its square root: between the two.
                 const double missing = head_reports[g].certificate_observed / promise.epsilon;
-                const double steps = std::clamp(std::floor(2 * std::log(missing) / std::log(ratio)), 1.0, 40.0);
+                const double steps = std::clamp(std::floor(1.5 * std::log(missing) / std::log(ratio)), least, 60.0);
                 // Above this level no certificate holds: it is where the grid of a plan that raised nothing starts.
                 const double top = 1.5 * promise.epsilon / promise.log_term();
                 w.level[g] = (std::min)(w.level[g], top) * std::pow(ratio, std::isfinite(steps) ? -steps : -1.0);

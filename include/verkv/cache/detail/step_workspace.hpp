@@ -61,6 +61,7 @@ struct step_workspace {
     std::vector<plan> plans;
     std::vector<masses_view> masses;
     std::vector<double> level;
+    std::vector<double> inflation;
     std::vector<unsigned char> holds;
     std::vector<float> lse;
     top_k_workspace top;
@@ -105,6 +106,7 @@ struct step_workspace {
         }
         masses.resize(heads);
         level.resize(heads);
+        inflation.resize(heads);
         holds.resize(heads);
         lse.resize(heads);
         top.reserve(tokens);

@@ -152,7 +152,7 @@ private:
                 share[token] = -std::numeric_limits<float>::infinity();
             }
         }
-        top_k(exec, share, exact.size, w.top, w.shortlist);
+        top_k(exec, share, exact.size * heads(), w.top, w.shortlist);
         score_shortlist();
         bool lost = false;
         for (std::size_t g = 0; g < heads(); ++g) {

@@ -9,8 +9,6 @@
 #include "support/catch.hpp"
 #include "support/reference.hpp"
 #include "verkv/verkv.hpp"
-// Not in the line above until it is made anew.
-#include "verkv/certify/chernoff.hpp"
 
 namespace {
 

@@ -5,11 +5,29 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/refusal.hpp"
+
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !defined(__has_feature)
+#define VERKV_TEST_LIMITS_MEMORY 1
+#elif !__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer) && !__has_feature(memory_sanitizer)
+#define VERKV_TEST_LIMITS_MEMORY 1
+#endif
+#endif
+
+#if defined(VERKV_TEST_LIMITS_MEMORY)
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <fstream>
+#endif
 
 namespace {
 
@@ -23,6 +41,30 @@ public:
         }
     }
 };
+
+#if defined(VERKV_TEST_LIMITS_MEMORY)
+/// Lets the process map so many more bytes and no further, while it lives.
+class memory_limit {
+public:
+    explicit memory_limit(std::size_t more) {
+        std::size_t pages = 0;
+        std::ifstream("/proc/self/statm") >> pages;
+        getrlimit(RLIMIT_AS, &before_);
+        rlimit now = before_;
+        now.rlim_cur = pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE)) + more;
+        set_ = pages > 0 && now.rlim_cur < before_.rlim_max && setrlimit(RLIMIT_AS, &now) == 0;
+    }
+    memory_limit(const memory_limit&) = delete;
+    memory_limit& operator=(const memory_limit&) = delete;
+    ~memory_limit() { setrlimit(RLIMIT_AS, &before_); }
+
+    [[nodiscard]] bool set() const { return set_; }
+
+private:
+    rlimit before_{};
+    bool set_ = false;
+};
+#endif
 
 }  // namespace
 
@@ -160,4 +202,41 @@ TEST_CASE("core: a pool of no stated size has the hardware's, and one that never
     for (int k = 0; k < 50; ++k) {
         const verkv::thread_pool idle(3);
     }
+}
+
+TEST_CASE("core: a pool of more threads than it takes is refused, not tried") {
+    const std::size_t most = verkv::thread_pool::max_threads;
+    for (const std::size_t threads : {most + 1, std::size_t{1} << 40, (std::numeric_limits<std::size_t>::max)()}) {
+        CHECK(support::refused([&] { const verkv::thread_pool pool(threads); },
+                               {std::to_string(threads), std::to_string(most)}));
+    }
+}
+
+TEST_CASE("core: a pool whose threads do not all start ends those that did, and says so") {
+#if defined(VERKV_TEST_LIMITS_MEMORY)
+    // Room for the stacks of some threads, not of all.
+    std::string message;
+    bool limited = false;
+    {
+        const memory_limit limit(std::size_t{192} << 20);
+        limited = limit.set();
+        if (limited) {
+            message = support::message_of<verkv::out_of_capacity>(
+                [] { const verkv::thread_pool pool(verkv::thread_pool::max_threads); });
+        }
+    }
+    if (limited) {
+        CAPTURE(message);
+        CHECK(message.find(" of 4095 threads") != std::string::npos);
+        CHECK(message.find("started 0 of") == std::string::npos);
+    } else {
+        WARN("left out: this system sets no limit");
+    }
+#else
+    WARN("left out: no limit can be set here");
+#endif
+    verkv::thread_pool pool(3);
+    std::atomic<int> done{0};
+    verkv::for_each_task(verkv::cpu{&pool}, 10, [&](std::size_t, std::size_t) { ++done; });
+    CHECK(done == 10);
 }

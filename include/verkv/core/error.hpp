@@ -21,7 +21,8 @@ class invalid_argument : public error {
     using error::error;
 };
 
-/// A pool has fewer rows than a call needs; the message says how many there are and how many it takes.
+/// A pool has fewer rows, or the system fewer threads, than a call needs; the message says how many there are and how
+/// many it takes.
 class out_of_capacity : public error {
     using error::error;
 };

@@ -5,9 +5,11 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
+#include "verkv/core/error.hpp"
 #include "verkv/cpu/executor.hpp"
 
 namespace verkv::inline v0 {
@@ -17,29 +19,42 @@ namespace verkv::inline v0 {
 /// work, for another thread or from one of its own tasks, does its tasks on the caller's thread.
 class thread_pool final : public executor {
 public:
+    static constexpr std::size_t max_threads = 4096;  ///< the most that one pool takes
+
     /// threads: how many work at once, the caller included; 0 stands for the hardware's number.
+    /// Throws invalid_argument for more than max_threads, out_of_capacity where the system starts fewer than asked for;
+    /// those that had started have ended by then.
     explicit thread_pool(std::size_t threads = 0) {
+        detail::check(threads <= max_threads, "a pool of ", threads, " threads; it takes at most ", max_threads);
         if (threads == 0) {
-            threads = (std::max)(1u, std::thread::hardware_concurrency());
+            const std::size_t hardware = std::thread::hardware_concurrency();
+            threads = (std::min)((std::max)(std::size_t{1}, hardware), max_threads);
         }
         members_.reserve(threads - 1);
-        for (std::size_t worker = 1; worker < threads; ++worker) {
-            members_.emplace_back([this, worker] { serve(worker); });
+#if defined(__cpp_exceptions)
+        try {
+            start(threads);
+        } catch (const std::system_error& e) {
+            const std::size_t started = members_.size();
+            end();
+            detail::raise<out_of_capacity>("thread pool: the system started ", started, " of ", threads - 1,
+                                           " threads beside the caller's (", e.what(), ")");
+        } catch (...) {
+            end();
+            throw;
         }
+#else
+        start(threads);
+#endif
     }
 
     ~thread_pool() override {
-        {
-            const std::lock_guard lock(mutex_);
-            stop_ = true;
-        }
-        wake_.notify_all();
-        for (auto& member : members_) {
-            member.join();
-        }
+        end();
     }
 
-    [[nodiscard]] std::size_t workers() const noexcept override { return members_.size() + 1; }
+    [[nodiscard]] std::size_t workers() const noexcept override {
+        return members_.size() + 1;
+    }
 
     void run(std::size_t tasks, void (*task)(void*, std::size_t, std::size_t), void* context) override {
         if (taken_.test_and_set(std::memory_order_acquire)) {
@@ -67,6 +82,24 @@ public:
     }
 
 private:
+    void start(std::size_t threads) {
+        for (std::size_t worker = 1; worker < threads; ++worker) {
+            members_.emplace_back([this, worker] { serve(worker); });
+        }
+    }
+
+    void end() {
+        {
+            const std::lock_guard lock(mutex_);
+            stop_ = true;
+        }
+        wake_.notify_all();
+        for (auto& member : members_) {
+            member.join();
+        }
+        members_.clear();
+    }
+
     void work(std::size_t worker) {
         for (std::size_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) {
             task_(context_, i, worker);
@@ -91,7 +124,6 @@ private:
         }
     }
 
-    std::vector<std::thread> members_;
     std::mutex mutex_;
     std::condition_variable wake_;
     std::condition_variable done_;
@@ -103,6 +135,7 @@ private:
     std::size_t busy_ = 0;
     std::size_t round_ = 0;
     bool stop_ = false;
+    std::vector<std::thread> members_;  // last: they use what stands above
 };
 
 }  // namespace verkv::inline v0

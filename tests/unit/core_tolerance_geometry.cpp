@@ -57,6 +57,10 @@ TEST_CASE("core: a tolerance outside its range is refused with the number") {
     CHECK(refused([&] { verkv::validate(tolerance{-0.25, 0.1}); }, {"epsilon", "-0.25"}));
     CHECK(refused([&] { verkv::validate(tolerance{0.05, 1.5}); }, {"delta", "1.5"}));
     CHECK(tolerance{0.05, 0.1}.log_term() == Approx(2.9957322735539909).epsilon(1e-15));
+    CHECK(tolerance{0.05, 1 - 0x1p-53}.log_term() == Approx(std::log(2.0)).epsilon(1e-15));
+    // 2/delta is beyond the largest number below 2^-1023: ln(2 * 2^1074) and ln(2 * 2^1024).
+    CHECK(tolerance{0.05, 5e-324}.log_term() == Approx(1075 * std::log(2.0)).epsilon(1e-15));
+    CHECK(tolerance{0.05, 0x1p-1024}.log_term() == Approx(1025 * std::log(2.0)).epsilon(1e-15));
 }
 
 TEST_CASE("core: a geometry that no layer has is refused with the numbers") {

@@ -12,8 +12,9 @@ struct tolerance {
     double epsilon = 0.05;  ///< relative error, > 0
     double delta = 0.1;     ///< failure probability, in (0, 1)
 
-    /// l = ln(2/delta), the factor that Bernstein's inequality takes [VerKV Symbols].
-    [[nodiscard]] double log_term() const { return std::log(2.0 / delta); }
+    /// l = ln(2/delta), the factor that Bernstein's inequality takes [VerKV Symbols]. Finite for every delta > 0: the
+    /// ratio itself may overflow.
+    [[nodiscard]] double log_term() const { return std::log(2.0) - std::log(delta); }
 };
 
 /// Checks a tolerance.

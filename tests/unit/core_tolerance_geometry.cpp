@@ -80,6 +80,14 @@ TEST_CASE("core: a geometry that no layer has is refused with the numbers") {
                     verkv::invalid_argument);
     CHECK_THROWS_AS(verkv::validate(geometry{.key_dim = 0, .value_dim = 1}), verkv::invalid_argument);
     CHECK_THROWS_AS(verkv::validate(geometry{.key_dim = 1, .value_dim = 0}), verkv::invalid_argument);
+    const std::size_t most = 0x7fffffff;
+    CHECK_NOTHROW(verkv::validate(geometry{.query_heads = most, .key_dim = most, .value_dim = most}));
+    for (const std::size_t size : {most + 1, std::size_t{1} << 33, std::numeric_limits<std::size_t>::max()}) {
+        const std::string number = std::to_string(size);
+        CHECK(refused([&] { verkv::validate(geometry{.query_heads = size, .key_dim = 1, .value_dim = 1}); }, {number}));
+        CHECK(refused([&] { verkv::validate(geometry{.key_dim = size, .value_dim = 1}); }, {number}));
+        CHECK(refused([&] { verkv::validate(geometry{.key_dim = 1, .value_dim = size}); }, {number}));
+    }
     for (const float scale : {-1.0f, static_cast<float>(not_a_number), static_cast<float>(infinity)}) {
         CHECK(refused([&] { verkv::validate(geometry{.key_dim = 1, .value_dim = 1, .scale = scale}); }, {"scale"}));
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <string>
@@ -103,6 +104,32 @@ TEST_CASE("core: a matrix view writes within its rows") {
         std::fill(m.row(k).begin(), m.row(k).end(), static_cast<float>(k + 1));
     }
     CHECK(data == std::vector<float>{1, 1, 0, 0, 2, 2, 0, 0, 3, 3, 0, 0});
+}
+
+TEST_CASE("core: shapes whose size wraps are refused with their factors") {
+    const std::size_t half_way = std::size_t{1} << 32;
+    const std::size_t most = (std::numeric_limits<std::size_t>::max)();
+    std::vector<float> data(6);
+    const std::span<float> some(data);
+    CHECK(refused([&] { (void)verkv::matrix_of(some.first(0), half_way, half_way); }, {"4294967296 * 4294967296"}));
+    CHECK(
+        refused([&] { (void)verkv::heads_of(some.first(0), half_way, half_way, 1); }, {"4294967296 * 4294967296 * 1"}));
+    CHECK(refused([&] { (void)verkv::heads_of(some.first(0), 0, half_way, half_way); }, {"4294967296 * 4294967296"}));
+    // (2^63 + 1) * 2 = 2 modulo 2^64.
+    CHECK(refused([&] { (void)verkv::matrix_of(some.first(2), most / 2 + 2, 2); }, {"9223372036854775809 * 2"}));
+    CHECK(refused([&] { (void)verkv::heads_of(some.first(2), 1, 2, most / 2 + 2); }, {"9223372036854775809"}));
+    CHECK(refused([&] { (void)verkv::heads_of(some.first(0), 0, 0, most); }, {"18446744073709551615"}));
+    CHECK(refused([&] { (void)verkv::matrix_of(some.first(0), 0, most); }, {"18446744073709551615"}));
+    CHECK(verkv::matrix_of(some.first(0), most, 0).rows == most);
+
+    using verkv::detail::farthest;
+    using verkv::detail::product;
+    const std::size_t one = 1;
+    CHECK(product("x", farthest, one) == farthest);
+    CHECK(product("x", farthest / 7, one * 7) == farthest);
+    CHECK(refused([&] { (void)product("x", farthest / 7 + 1, one * 7); }, {"x: 1317624576693539402 * 7"}));
+    CHECK(refused([&] { (void)product("x", most); }, {"x: 18446744073709551615 is"}));
+    CHECK(product("x", most, most, one * 0) == 0);
 }
 
 TEST_CASE("core: rows of heads in both layouts") {

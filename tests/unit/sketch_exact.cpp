@@ -126,6 +126,10 @@ TEST_CASE("sketch: what the exact sketch refuses") {
     s.fit(exec, of_4);
     s.append(exec, of_4);
     CHECK_THROWS_AS(s.append(exec, of_3), verkv::invalid_argument);
+    // 2^62 keys of 4 floats are 0 bytes modulo 2^64.
+    const std::size_t many = std::size_t{1} << 62;
+    CHECK_THROWS_AS(s.reserve(many), verkv::invalid_argument);
+    CHECK_THROWS_AS(s.append(exec, rows<float>{keys.data(), 0, many, 4, nullptr}), verkv::invalid_argument);
     CHECK_THROWS_AS(s.erase(1, 4), verkv::invalid_argument);
     CHECK_THROWS_AS(s.erase(2, 1), verkv::invalid_argument);
     std::vector<float> logits(12);

@@ -491,6 +491,9 @@ TEST_CASE("sketch: clear refusals that change nothing") {
     const cpu exec;
     CHECK(message_of([] { rope_pair_sketch s(options(7)); }).find("7 channels") != std::string::npos);
     CHECK(message_of([] { rope_pair_sketch s(options(0)); }).find("0 channels") != std::string::npos);
+    CHECK(message_of([] { rope_pair_sketch s(options((std::size_t{1} << 31) + 2)); }).find("2147483650 channels") !=
+          std::string::npos);
+    CHECK_NOTHROW(verkv::validate(options(std::size_t{1} << 31)));
     CHECK(message_of([] { rope_pair_sketch s(options(8, 0)); }).find("0 bits") != std::string::npos);
     CHECK(message_of([] { rope_pair_sketch s(options(8, 9)); }).find("9 bits") != std::string::npos);
     CHECK(message_of([] { rope_pair_sketch s(options(8, 2, 0)); }).find("group_length is 0") != std::string::npos);

@@ -72,6 +72,11 @@ TEST_CASE("store: a pool refuses and stays as it was") {
     CHECK(take(pool, 4).size() == 4);
 
     CHECK(refused([] { verkv::row_pool<float>(3, 0, "test"); }, {"width 0"}));
+    // 2^20 rows of 2^44 elements would be 0 of them, 2^40 of 2^60 too many rows, 2^62 floats 0 bytes.
+    CHECK(refused([] { verkv::row_pool<float>(std::size_t{1} << 20, std::size_t{1} << 44, "test"); },
+                  {"test", "1048576 * 17592186044416 * 4"}));
+    CHECK(refused([] { verkv::row_pool<float>(1, std::size_t{1} << 62, "test"); }, {"test", "4611686018427387904"}));
+    CHECK(refused([] { verkv::row_pool<float>(std::size_t{1} << 40, 1, "test"); }, {"1099511627776"}));
     std::vector<float> memory(10);
     CHECK(refused([&] { verkv::row_pool<float>(std::span<float>(memory), 3, "test"); }, {"10", "3"}));
     CHECK(refused([&] { verkv::row_pool<float>(std::span<float>(memory), 0, "test"); }, {"0"}));

@@ -28,8 +28,8 @@ struct geometry {
 };
 
 /// Checks a geometry.
-/// Throws invalid_argument for a count or width of zero, query_heads no multiple of kv_heads, or a scale that is
-/// negative, infinite or NaN.
+/// Throws invalid_argument for a count or width of zero, or of 2^31 and more; query_heads no multiple of kv_heads; a
+/// scale that is negative, infinite or NaN.
 inline void validate(const geometry& g) {
     detail::check(g.query_heads > 0 && g.kv_heads > 0, "geometry has ", g.query_heads, " query heads and ", g.kv_heads,
                   " KV heads; both must be positive");
@@ -37,6 +37,10 @@ inline void validate(const geometry& g) {
                   " KV heads");
     detail::check(g.key_dim > 0 && g.value_dim > 0, "geometry has key_dim ", g.key_dim, " and value_dim ", g.value_dim,
                   "; both must be positive");
+    // So far that no product of two of them wraps.
+    constexpr std::size_t most = 0x7fffffff;
+    detail::check(g.query_heads <= most && g.key_dim <= most && g.value_dim <= most, "geometry has ", g.query_heads,
+                  " query heads, key_dim ", g.key_dim, " and value_dim ", g.value_dim, "; none may exceed ", most);
     detail::check(std::isfinite(g.scale) && g.scale >= 0, "geometry has scale ", g.scale,
                   "; it must be positive, or 0 for 1/sqrt(key_dim)");
 }

@@ -6,6 +6,7 @@
 #include <span>
 #include <type_traits>
 
+#include "verkv/core/detail/product.hpp"
 #include "verkv/core/error.hpp"
 
 namespace verkv::inline v0 {
@@ -63,11 +64,12 @@ struct matrix_view {
 };
 
 /// A matrix whose rows lie one after the other.
-/// Throws invalid_argument when the span's length is not rows * columns.
+/// Throws invalid_argument when the span's length is not rows * columns, whatever that product is.
 template <class T>
 [[nodiscard]] matrix_view<T> matrix_of(std::span<T> data, std::size_t rows, std::size_t columns) {
-    detail::check(data.size() == rows * columns, "a matrix [", rows, ", ", columns, "] has ", rows * columns,
-                  " elements; the span has ", data.size());
+    const std::size_t elements = detail::product("a matrix", rows, columns);
+    detail::check(data.size() == elements && columns <= detail::farthest, "a matrix [", rows, ", ", columns, "] has ",
+                  elements, " elements; the span has ", data.size());
     return {data.data(), rows, columns, static_cast<std::ptrdiff_t>(columns)};
 }
 
@@ -107,18 +109,16 @@ struct heads_view {
 };
 
 /// View of a dense array [token, head, channel].
-/// Throws invalid_argument when the span's length is not tokens * heads * width.
+/// Throws invalid_argument when the span's length is not tokens * heads * width, whatever that product is.
 template <class T>
 [[nodiscard]] heads_view<std::remove_const_t<T>> heads_of(std::span<T> data, std::size_t tokens, std::size_t heads,
                                                           std::size_t width) {
-    detail::check(data.size() == tokens * heads * width, "an array [", tokens, ", ", heads, ", ", width, "] has ",
-                  tokens * heads * width, " elements; the span has ", data.size());
-    return {data.data(),
-            tokens,
-            heads,
-            width,
-            static_cast<std::ptrdiff_t>(heads * width),
-            static_cast<std::ptrdiff_t>(width)};
+    const std::size_t elements = detail::product("an array", tokens, heads, width);
+    const std::size_t of_token = detail::product("a token", heads, width);
+    detail::check(data.size() == elements && width <= detail::farthest, "an array [", tokens, ", ", heads, ", ", width,
+                  "] has ", elements, " elements; the span has ", data.size());
+    return {
+        data.data(), tokens, heads, width, static_cast<std::ptrdiff_t>(of_token), static_cast<std::ptrdiff_t>(width)};
 }
 
 /// Checks that no two rows of a view share memory and that it is there at all.

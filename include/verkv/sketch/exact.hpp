@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "verkv/core/detail/product.hpp"
 #include "verkv/core/error.hpp"
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
@@ -32,7 +33,8 @@ public:
 
     /// Adds tokens at the end, in any number of calls with the same result. keys [n, key_dim]; copies their elements.
     /// Allocates nothing within what reserve() asked for.
-    /// Throws invalid_argument for keys of another width than fit() saw, invalid_state before fit().
+    /// Throws invalid_argument for keys of another width than fit() saw, or more bytes of them than a size counts;
+    /// invalid_state before fit().
     template <class Backend>
     void append(const Backend&, rows<T> keys) {
         detail::check<invalid_state>(key_dim_ > 0, "append() of ", keys.count,
@@ -40,7 +42,7 @@ public:
         detail::check(keys.width == key_dim_, "keys have ", keys.width, " channels; the sketch is of keys of ",
                       key_dim_);
         detail::check(keys.count == 0 || keys.data != nullptr, "null pointer for ", keys.count, " keys");
-        const std::size_t needed = keys_.size() + keys.count * key_dim_;
+        const std::size_t needed = keys_.size() + elements(keys.count);
         if (needed > keys_.capacity()) {
             keys_.reserve(needed > 2 * keys_.capacity() ? needed : 2 * keys_.capacity());
         }
@@ -50,7 +52,8 @@ public:
     }
 
     /// Makes room for so many tokens in all. Call after fit().
-    void reserve(std::size_t tokens) { keys_.reserve(tokens * key_dim_); }
+    /// Throws invalid_argument for more bytes than a size counts.
+    void reserve(std::size_t tokens) { keys_.reserve(elements(tokens)); }
 
     /// Forgets tokens first ... last-1; the logits of the others keep their bits, under their new indices.
     /// Throws invalid_argument unless first <= last <= size().
@@ -91,6 +94,10 @@ public:
     [[nodiscard]] double bytes_per_token() const noexcept { return static_cast<double>(key_dim_ * sizeof(T)); }
 
 private:
+    [[nodiscard]] std::size_t elements(std::size_t tokens) const {
+        return detail::product("exact sketch", tokens, key_dim_, sizeof(T)) / sizeof(T);
+    }
+
     std::vector<T> keys_;
     std::size_t key_dim_ = 0;
 };

@@ -40,11 +40,11 @@ struct rope_pair_options {
 };
 
 /// Checks the options of a RoPE-pair sketch.
-/// Throws invalid_argument for a key_dim that is 0 or odd, bits outside 1 ... 8, a pair_fraction outside (0, 1] or NaN,
-/// and a group_length of 0 or above 2^31.
+/// Throws invalid_argument for a key_dim that is 0, odd or above 2^31, bits outside 1 ... 8, a pair_fraction outside
+/// (0, 1] or NaN, and a group_length of 0 or above 2^31.
 inline void validate(const rope_pair_options& o) {
-    detail::check(o.key_dim > 0 && o.key_dim % 2 == 0, "a RoPE-pair sketch of keys of ", o.key_dim,
-                  " channels; it takes an even number of at least 2");
+    detail::check(o.key_dim > 0 && o.key_dim % 2 == 0 && o.key_dim <= std::size_t{1} << 31,
+                  "a RoPE-pair sketch of keys of ", o.key_dim, " channels; it takes an even number from 2 to 2^31");
     detail::check(o.pairing == rope_pairing::interleaved || o.pairing == rope_pairing::half, "rope_pairing is ",
                   static_cast<int>(o.pairing), "; it must be interleaved or half");
     detail::check(o.bits >= 1 && o.bits <= 8, "a RoPE-pair sketch of ", o.bits, " bits; it takes 1 to 8");

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "verkv/core/detail/product.hpp"
 #include "verkv/core/error.hpp"
 #include "verkv/core/views.hpp"
 
@@ -19,10 +20,10 @@ template <class T>
 class row_pool {
 public:
     /// Owns its memory: rows * width elements, uninitialised. name is used in messages.
-    /// Throws invalid_argument for a width of 0 or more rows than a row_id can number.
+    /// Throws invalid_argument for a width of 0, more rows than a row_id can number, or more bytes than a size counts.
     row_pool(std::size_t rows, std::size_t width, const char* name) : width_(width), name_(name) {
         check_shape(rows, width);
-        owned_ = std::make_unique_for_overwrite<T[]>(rows * width);
+        owned_ = std::make_unique_for_overwrite<T[]>(detail::product(name, rows, width, sizeof(T)) / sizeof(T));
         data_ = owned_.get();
         fill_stack(rows);
     }

@@ -206,6 +206,44 @@ TEST_CASE("core: strides that make rows overlap are refused with the numbers") {
     }
 }
 
+TEST_CASE("core: strides whose products wrap are refused, and those that just fit are not") {
+    const float origin = 0;
+    const float* p = &origin;
+    constexpr std::ptrdiff_t most = PTRDIFF_MAX;
+    constexpr std::ptrdiff_t quarter = std::ptrdiff_t{1} << 62;
+    constexpr std::size_t all = SIZE_MAX;
+    // 4 * 2^62 is 0 modulo 2^64, 2 * 2^62 a negative number.
+    CHECK(!accepted(view(p, 4, 5, 8, 8, quarter)));
+    CHECK(!accepted(view(p, 5, 4, 8, quarter, 8)));
+    CHECK(!accepted(view(p, 4, 3, 8, 64, quarter)));
+    for (const std::ptrdiff_t far : {most, -most, -most - 1, quarter, -quarter}) {
+        for (const std::ptrdiff_t near : {far, std::ptrdiff_t{8}, std::ptrdiff_t{-8}, std::ptrdiff_t{0}}) {
+            CAPTURE(far, near);
+            CHECK(!accepted(view(p, 4, 5, 8, far, near)));
+            CHECK(!accepted(view(p, 4, 5, 8, near, far)));
+            CHECK(!accepted(view(p, 4, 5, 0, far, near)));
+            CHECK(!accepted(view(p, 4, 1, 8, far, near)));
+            CHECK(!accepted(view(p, 1, 5, 8, near, far)));
+            CHECK(accepted(view(p, 1, 1, 8, near, far)));
+        }
+    }
+    CHECK(!accepted(view(p, all, 5, 8, 40, 8)));
+    CHECK(!accepted(view(p, all, 1, 8, 8, 0)));
+    CHECK(!accepted(view(p, 4, all, 8, most, 8)));
+    CHECK(!accepted(view(p, 4, 5, all, most, most)));
+    CHECK(!accepted(view(p, 1, 1, all, 0, 0)));
+    CHECK(!accepted(view(p, 1, 1, std::size_t{1} << 62, 0, 0)));  // 2^64 bytes
+    CHECK(refused([&] { verkv::validate(view(p, 3, 1, 8, quarter, 0), "keys"); }, {"keys", "2 * 4611686018427387904"}));
+    // 2^63 - 1 bytes hold 2^61 - 1 floats: three rows 2^60 - 4 apart end at 2^61 - 8 + width.
+    constexpr std::ptrdiff_t stride = (std::ptrdiff_t{1} << 60) - 4;
+    CHECK(accepted(view(p, 3, 1, 7, stride, 0)));
+    CHECK(!accepted(view(p, 3, 1, 8, stride, 0)));
+    CHECK(accepted(view(p, 3, 2, 3, stride, 4)));
+    CHECK(!accepted(view(p, 3, 2, 4, stride, 4)));
+    CHECK(accepted(view(p, 2, 3, 3, 4, stride)));
+    CHECK(!accepted(view(p, 2, 3, 4, 4, stride)));
+}
+
 // Nothing is read: only where the rows would lie.
 TEST_CASE("core: offsets beyond 2^31 elements") {
     const float origin = 0;

@@ -121,26 +121,34 @@ template <class T>
         data.data(), tokens, heads, width, static_cast<std::ptrdiff_t>(of_token), static_cast<std::ptrdiff_t>(width)};
 }
 
-/// Checks that no two rows of a view share memory and that it is there at all.
-/// Throws invalid_argument, naming the view by `what`, for a null pointer, negative strides or overlapping rows.
+/// Checks that no two rows of a view share memory, that the memory is there, and that pointers reach all of it.
+/// O(1). Strides that are never used, of an axis with one entry, may be anything.
+/// Throws invalid_argument, naming the view by `what`, for a null pointer, negative strides, overlapping rows, or rows
+/// further apart than memory can be.
 template <class T>
 void validate(const heads_view<T>& v, const char* what) {
     if (v.tokens == 0 || v.heads == 0) {
         return;
     }
     detail::check(v.data != nullptr, what, ": null pointer for ", v.tokens, " tokens of ", v.heads, " heads");
-    const auto width = static_cast<std::ptrdiff_t>(v.width);
-    const auto tokens = static_cast<std::ptrdiff_t>(v.tokens);
-    const auto heads = static_cast<std::ptrdiff_t>(v.heads);
-    // One of the two axes is the outer one: its stride has to step over everything the inner one spans.
-    const bool token_outer =
-        v.token_stride >= (heads - 1) * v.head_stride + width && (heads == 1 || v.head_stride >= width);
-    const bool head_outer =
-        v.head_stride >= (tokens - 1) * v.token_stride + width && (tokens == 1 || v.token_stride >= width);
-    const bool fits = (tokens == 1 && (heads == 1 || v.head_stride >= width)) ||
-                      (heads == 1 && (tokens == 1 || v.token_stride >= width)) || token_outer || head_outer;
+    // Whether `inner` rows lie apart, and the other axis steps over all of them: by division, for products may wrap.
+    const auto nested = [&](std::size_t inner, std::ptrdiff_t inner_stride, std::ptrdiff_t outer_stride) {
+        const auto step = static_cast<std::size_t>(inner_stride);
+        const auto over = static_cast<std::size_t>(outer_stride);
+        return inner_stride >= 0 && outer_stride >= 0 && step >= v.width && over >= v.width &&
+               step <= (over - v.width) / (inner - 1);
+    };
+    const auto apart = [&](std::ptrdiff_t stride) {
+        return stride >= 0 && static_cast<std::size_t>(stride) >= v.width;
+    };
+    const bool fits = v.tokens == 1  ? v.heads == 1 || apart(v.head_stride)
+                      : v.heads == 1 ? apart(v.token_stride)
+                                     : nested(v.heads, v.head_stride, v.token_stride) ||
+                                           nested(v.tokens, v.token_stride, v.head_stride);
     detail::check(fits, what, ": token stride ", v.token_stride, " and head stride ", v.head_stride, " make rows of ",
-                  width, " elements overlap (", tokens, " tokens, ", heads, " heads)");
+                  v.width, " elements overlap (", v.tokens, " tokens, ", v.heads, " heads)");
+    const std::size_t of_token = detail::extent(what, v.heads, v.head_stride, v.width);
+    (void)detail::product(what, detail::extent(what, v.tokens, v.token_stride, of_token), sizeof(T));
 }
 
 }  // namespace verkv::inline v0

@@ -7,6 +7,7 @@
 
 #include "support/attention_reference.hpp"
 #include "support/catch.hpp"
+#include "support/refusal.hpp"
 #include "verkv/cpu/lanes.hpp"
 #include "verkv/cpu/score_rows.hpp"
 #include "verkv/cpu/weights.hpp"
@@ -242,6 +243,28 @@ TEST_CASE("attend: a NaN stays in its row and in its head") {
             REQUIRE((h == 2 || i == 65 ? std::isnan(x) : x == clean[h * count + i]));
         }
     }
+}
+
+TEST_CASE("attend: score_rows refuses shapes that disagree and rows that are not there") {
+    const std::vector<float> memory(64, 1.0f);
+    std::vector<float> logits(64, -7.0f);
+    const auto rows_of = [&](std::size_t count, std::size_t width) {
+        return verkv::rows<float>{memory.data(), static_cast<std::ptrdiff_t>(width), count, width, nullptr};
+    };
+    const auto call = [](verkv::rows<float> queries, verkv::rows<float> keys, verkv::matrix_view<float> out) {
+        return [=] { verkv::score_rows(verkv::cpu{}, queries, 1.0f, keys, out); };
+    };
+    float* const to = logits.data();
+    CHECK(refused(call(rows_of(2, 4), rows_of(3, 5), {to, 2, 3, 3}), {"queries of 4", "keys of 5"}));
+    CHECK(refused(call(rows_of(2, 4), rows_of(3, 4), {to, 1, 3, 3}), {"[1, 3]", "2 queries", "3 keys"}));
+    CHECK(refused(call(rows_of(2, 4), rows_of(3, 4), {to, 2, 2, 3}), {"[2, 2]", "2 queries", "3 keys"}));
+    CHECK(refused(call(rows_of(2, 4), rows_of(3, 4), {to, 2, 3, 2}), {"logits", "stride 2"}));
+    CHECK(refused(call(rows_of(2, 4), rows_of(3, 4), {nullptr, 2, 3, 3}), {"logits", "null"}));
+    CHECK(refused(call({nullptr, 4, 2, 4, nullptr}, rows_of(3, 4), {to, 2, 3, 3}), {"queries", "null"}));
+    CHECK(refused(call(rows_of(2, 4), {nullptr, 4, 3, 4, nullptr}, {to, 2, 3, 3}), {"keys", "null"}));
+    CHECK(refused(call(rows_of(2, 4), {memory.data(), 3, 3, 4, nullptr}, {to, 2, 3, 3}), {"keys", "stride 3"}));
+    CHECK(logits == std::vector<float>(64, -7.0f));
+    CHECK(message_of(call(rows_of(2, 4), {nullptr, 4, 0, 4, nullptr}, {nullptr, 2, 0, 0})).empty());
 }
 
 TEST_CASE("attend: weigh turns logits into weights relative to the largest") {

@@ -271,12 +271,85 @@ TEST_CASE("attend: refuses shapes that disagree") {
     CHECK(refused(call(rows_of(2, 4), rows_of(3, 4), rows_of(3, 5), none, 3, 5, 2), {"[3, 5]"}));
     CHECK(refused(call(rows_of(2, 4), rows_of(3, 4), rows_of(3, 5), none, 2, 4, 2), {"[2, 4]"}));
     CHECK(refused(call(rows_of(2, 4), rows_of(3, 4), rows_of(3, 5), none, 2, 5, 3), {"[3]"}));
+    // What is in the right shape, but not there or in the way of itself.
+    using verkv::matrix_view;
+    using verkv::rows;
+    struct arguments {
+        rows<float> queries, keys, values;
+        matrix_view<const float> add;
+        matrix_view<float> output;
+        float scale = 1;
+    };
+    const auto with = [&](auto change) {
+        arguments a{rows_of(2, 4), rows_of(3, 4), rows_of(3, 5), {memory.data(), 2, 3, 3}, {output.data(), 2, 5, 5}};
+        change(a);
+        return [=, &workspace, &lse] {
+            verkv::attend(verkv::cpu{}, a.queries, a.scale, a.keys, a.values, a.add, workspace, a.output,
+                          std::span<float>(lse).first(2));
+        };
+    };
+    CHECK(message_of(with([](arguments&) {})).empty());
+    CHECK(refused(with([](arguments& a) { a.queries.data = nullptr; }), {"queries", "null"}));
+    CHECK(refused(with([](arguments& a) { a.keys.data = nullptr; }), {"keys", "null"}));
+    CHECK(refused(with([](arguments& a) { a.values.data = nullptr; }), {"values", "null"}));
+    CHECK(refused(with([](arguments& a) { a.add.data = nullptr; }), {"log-weights", "null"}));
+    CHECK(refused(with([](arguments& a) { a.output.data = nullptr; }), {"output", "null"}));
+    CHECK(refused(with([](arguments& a) { a.output.stride = 4; }), {"output", "stride 4", "5 elements"}));
+    CHECK(refused(with([](arguments& a) { a.keys.stride = 0; }), {"keys", "stride 0"}));
+    CHECK(refused(with([](arguments& a) { a.add.stride = -3; }), {"log-weights", "stride -3"}));
+    for (const float scale : {not_a_number, infinity, -infinity}) {
+        CHECK(refused(with([&](arguments& a) { a.scale = scale; }), {"scale"}));
+    }
+    CHECK(message_of(with([](arguments& a) { a.scale = -1; })).empty());
+    CHECK(refused([&] { workspace.reserve(std::size_t{1} << 58, 1); }, {"288230376151711744 * 64"}));
+    CHECK(refused(
+        [&] {
+            verkv::dense_attention(verkv::cpu{}, rows_of(2, 4), 1.0f, rows<float>{nullptr, 4, 3, 4, nullptr},
+                                   rows_of(3, 5), workspace, {output.data(), 2, 5, 5}, std::span<float>(lse).first(2));
+        },
+        {"keys", "null"}));
     float one = 0;
     CHECK(refused(
         [&] {
             verkv::merge_attention(std::span<float>(output).first(3), one, {memory.data(), 4}, 0);
         },
         {"3", "4"}));
+}
+
+TEST_CASE("attend: the running softmax refuses other shapes than it was told of, and keeps what it has") {
+    std::vector<float> logits(6, 0.0f);
+    const std::vector<float> elements{1, 2, 3, 4, 5, 6};
+    const auto values = verkv::contiguous_rows(std::span<const float>(elements), 2);
+    std::vector<float> output(8);
+    std::vector<float> lse(3);
+    verkv::softmax_sum sum;
+    sum.reset(2, 2);
+    sum.add(verkv::cpu{}, {logits.data(), 2, 3, 3}, values);
+    const auto add = [&](verkv::matrix_view<float> l, verkv::rows<float> v) {
+        return [&sum, l, v] { sum.add(verkv::cpu{}, l, v); };
+    };
+    CHECK(refused(add({logits.data(), 1, 3, 3}, values), {"[1, 3]", "2 heads"}));
+    CHECK(refused(add({logits.data(), 3, 2, 2}, values.slice(0, 2)), {"[3, 2]", "2 heads"}));
+    CHECK(refused(add({logits.data(), 2, 2, 2}, values), {"[2, 2]", "[3, 2]"}));
+    CHECK(refused(add({logits.data(), 2, 2, 2}, verkv::contiguous_rows(std::span<const float>(elements), 3)),
+                  {"[2, 3]", "2 channels"}));
+    CHECK(refused(add({logits.data(), 2, 3, 2}, values), {"logits", "stride 2"}));
+    CHECK(refused(add({nullptr, 2, 3, 3}, values), {"logits", "null"}));
+    CHECK(refused(add({logits.data(), 2, 3, 3}, {nullptr, 2, 3, 2, nullptr}), {"values", "null"}));
+    const auto finish = [&](verkv::matrix_view<float> o, std::size_t lses) {
+        return [&sum, &lse, o, lses] { sum.finish(o, std::span<float>(lse).first(lses)); };
+    };
+    CHECK(refused(finish({output.data(), 2, 2, 2}, 1), {"[1]"}));
+    CHECK(refused(finish({output.data(), 2, 2, 2}, 3), {"[3]"}));
+    CHECK(refused(finish({output.data(), 1, 2, 2}, 2), {"[1, 2]"}));
+    CHECK(refused(finish({output.data(), 2, 1, 1}, 2), {"[2, 1]"}));
+    CHECK(refused(finish({output.data(), 2, 2, 1}, 2), {"output", "stride 1"}));
+    CHECK(refused(finish({nullptr, 2, 2, 2}, 2), {"output", "null"}));
+    CHECK(refused([&] { (void)sum.log_sum(2); }, {"head 2 of 2"}));
+    CHECK(refused([&] { sum.reset(std::size_t{1} << 33, std::size_t{1} << 33); }, {"8589934592 * 8589934592"}));
+    CHECK(output == std::vector<float>(8, 0.0f));
+    sum.finish({output.data(), 2, 2, 2}, std::span<float>(lse).first(2));
+    CHECK(output == std::vector<float>{3, 4, 3, 4, 0, 0, 0, 0});
 }
 
 TEST_CASE("attend: parts merge to the whole, in any order") {

@@ -244,6 +244,41 @@ TEST_CASE("core: strides whose products wrap are refused, and those that just fi
     CHECK(!accepted(view(p, 2, 3, 4, 4, stride)));
 }
 
+TEST_CASE("core: rows and matrices without memory or with rows that overlap are refused") {
+    std::vector<float> data(64);
+    const std::vector<verkv::row_id> ids{3, 3, 0};
+    const auto sound = [](const auto& v) { return support::message_of([&] { verkv::validate(v, "x"); }).empty(); };
+    const auto both = [&](float* p, std::size_t count, std::size_t width, std::ptrdiff_t stride) {
+        const bool as_rows = sound(rows<float>{p, stride, count, width, nullptr});
+        CHECK(as_rows == sound(verkv::matrix_view<float>{p, count, width, stride}));
+        CHECK(as_rows == sound(verkv::matrix_view<const float>{p, count, width, stride}));
+        return as_rows;
+    };
+    CHECK(both(data.data(), 4, 8, 8));
+    CHECK(both(data.data(), 4, 8, 16));
+    CHECK(both(data.data(), 1, 8, -1));
+    CHECK(both(nullptr, 0, 8, 8));
+    CHECK(both(nullptr, 8, 0, 0));
+    CHECK(!both(nullptr, 4, 8, 8));
+    CHECK(!both(nullptr, 1, 1, 1));
+    for (const std::ptrdiff_t stride : {std::ptrdiff_t{7}, std::ptrdiff_t{0}, std::ptrdiff_t{-8}, PTRDIFF_MIN}) {
+        CHECK(!both(data.data(), 2, 8, stride));
+    }
+    CHECK(!both(data.data(), 2, SIZE_MAX, PTRDIFF_MAX));
+    CHECK(!both(data.data(), 1, SIZE_MAX, 0));
+    CHECK(!both(data.data(), SIZE_MAX, 1, 8));
+    CHECK(!both(data.data(), 3, 8, PTRDIFF_MAX));
+    // 2^63 - 1 bytes hold 2^61 - 1 floats.
+    CHECK(both(data.data(), 2, 7, (std::ptrdiff_t{1} << 61) - 8));
+    CHECK(!both(data.data(), 2, 8, (std::ptrdiff_t{1} << 61) - 8));
+    // A list may name a row twice.
+    CHECK(sound(rows<float>{data.data(), 8, 3, 8, ids.data()}));
+    CHECK(sound(rows<float>{data.data(), 1, 3, 8, ids.data()}));
+    CHECK(!sound(rows<float>{nullptr, 8, 3, 8, ids.data()}));
+    CHECK(refused([&] { verkv::validate(rows<float>{data.data(), 7, 2, 8, nullptr}, "keys"); }, {"keys", "7", "8"}));
+    CHECK(refused([&] { verkv::validate(rows<float>{nullptr, 8, 2, 8, nullptr}, "keys"); }, {"keys", "null"}));
+}
+
 // Nothing is read: only where the rows would lie.
 TEST_CASE("core: offsets beyond 2^31 elements") {
     const float origin = 0;

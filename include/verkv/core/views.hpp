@@ -151,4 +151,30 @@ void validate(const heads_view<T>& v, const char* what) {
     (void)detail::product(what, detail::extent(what, v.tokens, v.token_stride, of_token), sizeof(T));
 }
 
+/// Checks that the memory of rows is there, that no two of them share any (unless a list says so), and that pointers
+/// reach all of it. O(1); the list is not read: ids beyond the memory are not found.
+/// Throws invalid_argument, naming the rows by `what`, for a null pointer, a stride below the width, or rows further
+/// apart than memory can be. Without elements everything is sound.
+template <class T>
+void validate(const rows<T>& r, const char* what) {
+    if (r.count == 0 || r.width == 0) {
+        return;
+    }
+    detail::check(r.data != nullptr, what, ": null pointer for ", r.count, " rows of ", r.width);
+    const bool apart = r.stride >= 0 && static_cast<std::size_t>(r.stride) >= r.width;
+    detail::check(apart || r.count == 1 || r.ids != nullptr, what, ": stride ", r.stride, " makes ", r.count,
+                  " rows of ", r.width, " elements overlap");
+    if (r.ids == nullptr) {
+        (void)detail::product(what, detail::extent(what, r.count, r.stride, r.width), sizeof(T));
+    }
+}
+
+/// Checks that the memory of a matrix is there, that no two of its rows share any, and that pointers reach all of it.
+/// O(1). Throws invalid_argument, naming the matrix by `what`, for a null pointer, a stride below the number of
+/// columns, or rows further apart than memory can be. Without elements everything is sound.
+template <class T>
+void validate(const matrix_view<T>& m, const char* what) {
+    validate(rows<std::remove_const_t<T>>{m.data, m.stride, m.rows, m.columns, nullptr}, what);
+}
+
 }  // namespace verkv::inline v0

@@ -1,6 +1,7 @@
 // Logits of listed rows for all query heads of a group, on the CPU.
 #pragma once
 
+#include "verkv/core/error.hpp"
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/executor.hpp"
@@ -88,17 +89,9 @@ void score_heads(const rows<float>& queries, std::size_t first_head, float scale
     }
 }
 
-}  // namespace VERKV_LANES_NAMESPACE
-}  // namespace detail
-
-/// Logits of key rows for the query heads of a group: logits[g][i] = scale * <q_g, k_i>.
-/// queries [G, d], keys [n, d] (listed or strided), logits [G, n].
-/// Preconditions (not checked): widths agree, logits has G rows of n.
-/// O(G n d); reads each key from memory once for the whole group.
-/// Products and sums in float over lane_count interleaved partial sums: error at most (d / lane_count + 5) u sum|q_c
-/// k_c|, u = 2^-24. A row's result does not depend on the rows around it.
-template <storage T>
-void score_rows(const cpu&, rows<float> queries, float scale, rows<T> keys, matrix_view<float> logits) {
+/// score_rows() without its checks.
+template <class T>
+void score_blocks(const rows<float>& queries, float scale, const rows<T>& keys, const matrix_view<float>& logits) {
     // A block of keys stays in the cache while the heads take it four at a time.
     constexpr std::size_t block = 64;
     for (std::size_t first = 0; first < keys.count; first += block) {
@@ -107,22 +100,42 @@ void score_rows(const cpu&, rows<float> queries, float scale, rows<T> keys, matr
         const matrix_view<float> out{logits.data + first, logits.rows, n, logits.stride};
         std::size_t h = 0;
         for (; h + 4 <= queries.count; h += 4) {
-            detail::score_heads<4>(queries, h, scale, part, out);
+            score_heads<4>(queries, h, scale, part, out);
         }
         switch (queries.count - h) {
             case 3:
-                detail::score_heads<3>(queries, h, scale, part, out);
+                score_heads<3>(queries, h, scale, part, out);
                 break;
             case 2:
-                detail::score_heads<2>(queries, h, scale, part, out);
+                score_heads<2>(queries, h, scale, part, out);
                 break;
             case 1:
-                detail::score_heads<1>(queries, h, scale, part, out);
+                score_heads<1>(queries, h, scale, part, out);
                 break;
             default:
                 break;
         }
     }
+}
+
+}  // namespace VERKV_LANES_NAMESPACE
+}  // namespace detail
+
+/// Logits of key rows for the query heads of a group: logits[g][i] = scale * <q_g, k_i>.
+/// queries [G, d], keys [n, d] (listed or strided), logits [G, n]. Precondition (not checked): listed rows exist.
+/// O(G n d); reads each key from memory once for the whole group.
+/// Products and sums in float over lane_count interleaved partial sums: error at most (d / lane_count + 5) u sum|q_c
+/// k_c|, u = 2^-24. A row's result does not depend on the rows around it.
+/// Throws invalid_argument when shapes disagree, for null pointers, and for rows that overlap.
+template <storage T>
+void score_rows(const cpu&, rows<float> queries, float scale, rows<T> keys, matrix_view<float> logits) {
+    detail::check(queries.width == keys.width, "queries of ", queries.width, " channels meet keys of ", keys.width);
+    detail::check(logits.rows == queries.count && logits.columns == keys.count, "logits [", logits.rows, ", ",
+                  logits.columns, "] for ", queries.count, " queries and ", keys.count, " keys");
+    validate(queries, "queries");
+    validate(keys, "keys");
+    validate(logits, "logits");
+    detail::score_blocks(queries, scale, keys, logits);
 }
 
 }  // namespace verkv::inline v0

@@ -6,6 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "verkv/core/detail/product.hpp"
+#include "verkv/core/error.hpp"
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/executor.hpp"
@@ -143,13 +145,15 @@ VERKV_ALWAYS_INLINE float largest_of(std::span<const float> x) {
 class softmax_sum {
 public:
     /// Allocates for up to this many heads and channels; reset() within them does not allocate.
+    /// Throws invalid_argument for more of them than memory can hold.
     void reserve(std::size_t heads, std::size_t value_dim) {
+        const std::size_t channels = detail::product("softmax sum", heads, value_dim);
         if (top_.size() < heads) {
             top_.resize(heads);
             denominator_.resize(heads);
         }
-        if (numerator_.size() < heads * value_dim) {
-            numerator_.resize(heads * value_dim);
+        if (numerator_.size() < channels) {
+            numerator_.resize(channels);
         }
     }
 
@@ -169,8 +173,14 @@ public:
 
     /// Adds rows. logits [heads, n] are overwritten with weights; values [n, value_dim] of any storage.
     /// O(heads n value_dim); reads each value from memory once.
+    /// Throws invalid_argument for other shapes than reset() was told of, null pointers, and rows that overlap.
     template <storage T>
     void add(const cpu&, matrix_view<float> logits, rows<T> values) {
+        detail::check(logits.rows == heads_ && logits.columns == values.count && values.width == value_dim_, "logits [",
+                      logits.rows, ", ", logits.columns, "] and values [", values.count, ", ", values.width, "] for ",
+                      heads_, " heads of ", value_dim_, " channels");
+        validate(logits, "logits");
+        validate(values, "values");
         constexpr std::size_t block = 64;
         for (std::size_t first = 0; first < values.count; first += block) {
             const std::size_t n = smaller(block, values.count - first);
@@ -179,7 +189,12 @@ public:
     }
 
     /// Writes o [heads, value_dim] and lse [heads]. Nothing added: o = 0, lse = -infinity.
+    /// Throws invalid_argument for other shapes, a null pointer, and rows that overlap.
     void finish(matrix_view<float> output, std::span<float> lse) const {
+        detail::check(output.rows == heads_ && output.columns == value_dim_ && lse.size() == heads_, "output [",
+                      output.rows, ", ", output.columns, "] and lse [", lse.size(), "] for ", heads_, " heads of ",
+                      value_dim_, " channels");
+        validate(output, "output");
         for (std::size_t h = 0; h < heads_; ++h) {
             const bool empty = denominator_[h] == 0;
             const double inverse = empty ? 0 : 1 / denominator_[h];
@@ -191,7 +206,9 @@ public:
     }
 
     /// ln of the sum of e^{l_i}, in double; -infinity where nothing was added.
+    /// Throws invalid_argument for a head that reset() was not told of.
     [[nodiscard]] double log_sum(std::size_t head) const {
+        detail::check(head < heads_, "head ", head, " of ", heads_);
         return denominator_[head] == 0 ? -std::numeric_limits<double>::infinity()
                                        : static_cast<double>(top_[head]) + std::log(denominator_[head]);
     }

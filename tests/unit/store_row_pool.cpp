@@ -1,10 +1,13 @@
 // Rows of a pool: handed out once, taken back once, far behind 2^31.
 #include <algorithm>
+#include <cstdint>
 #include <new>
 #include <numeric>
 #include <random>
 #include <set>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "support/allocations.hpp"
@@ -77,6 +80,16 @@ TEST_CASE("store: a pool refuses and stays as it was") {
                   {"test", "1048576 * 17592186044416 * 4"}));
     CHECK(refused([] { verkv::row_pool<float>(1, std::size_t{1} << 62, "test"); }, {"test", "4611686018427387904"}));
     CHECK(refused([] { verkv::row_pool<float>(std::size_t{1} << 40, 1, "test"); }, {"1099511627776"}));
+    CHECK(pool.row(3) == pool.row(0) + 6);
+    for (const row_id id : {row_id{4}, row_id{0xffffffffu}}) {
+        CHECK(refused([&] { (void)pool.row(id); }, {"test", "row " + std::to_string(id), "4"}));
+        CHECK(refused([&] { (void)std::as_const(pool).row(id); }, {"row " + std::to_string(id)}));
+    }
+    CHECK(pool.view(ids, 2, 0).width == 0);
+    for (const auto& [first, width] :
+         std::vector<std::pair<std::size_t, std::size_t>>{{0, 3}, {1, 2}, {3, 0}, {SIZE_MAX, 2}, {1, SIZE_MAX}}) {
+        CHECK(refused([&, f = first, n = width] { (void)pool.view(ids, f, n); }, {"test", "rows of 2"}));
+    }
     std::vector<float> memory(10);
     CHECK(refused([&] { verkv::row_pool<float>(std::span<float>(memory), 3, "test"); }, {"10", "3"}));
     CHECK(refused([&] { verkv::row_pool<float>(std::span<float>(memory), 0, "test"); }, {"0"}));

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <random>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "support/allocations.hpp"
@@ -89,6 +90,49 @@ TEST_CASE("store: staging refuses more tokens than it has rows, and stays as it 
     CHECK(w.map.holds(1));
     CHECK(w.map.holds(2));
     CHECK(w.stage({1, 2}, counted(10)).empty());
+}
+
+TEST_CASE("store: staging refuses tokens it cannot hold, and stays as it was") {
+    verkv::staging_map closed;
+    CHECK(refused([&] { (void)closed.holds(0); }, {"token 0"}));
+    CHECK(refused([&] { closed.erase(0, 0, 1); }, {"of 1"}));
+    const std::vector<row_id> none;
+    CHECK(refused([&] { closed.open(none, std::size_t{1} << 32); }, {"4294967296"}));
+
+    watched w(3, 10);
+    w.stage({8, 2}, counted(10));
+    const auto nothing = [](token_index, row_id) { FAIL("a copy for a call that is refused"); };
+    std::vector<row_id> rows(3, 77);
+    for (const token_index far : {token_index{10}, token_index{0x7fffffff}, verkv::staging_map::none}) {
+        const std::string name = "token " + std::to_string(far);
+        CHECK(refused([&] { (void)w.map.holds(far); }, {name, "10"}));
+        CHECK(refused([&] { (void)w.map.row_of(far); }, {name}));
+        CHECK(refused([&] { w.map.stage(tokens{1, 3, far}, rows, nothing); }, {name}));
+    }
+    CHECK(refused([&] { (void)w.map.row_of(3); }, {"token 3 is not staged"}));
+    CHECK(refused([&] { w.map.stage(tokens{1, 3}, rows, nothing); }, {"2 tokens", "list of 3"}));
+    CHECK(rows == std::vector<row_id>(3, 77));
+    CHECK(refused([&] { w.map.erase(4, 3, 10); }, {"4 to 3"}));
+    CHECK(refused([&] { w.map.erase(4, 10, 9); }, {"4 to 10 of 9"}));
+    CHECK(refused([&] { w.map.erase(4, 11, 11); }, {"of 11", "at most 10"}));
+    CHECK(refused([&] { w.map.erase(0, 1, 8); }, {"token 8 is staged, of 8"}));
+    CHECK(w.map.size() == 2);
+    CHECK(w.stage({2, 8}, counted(10)).empty());
+}
+
+TEST_CASE("store: a token that is listed twice is copied once") {
+    watched w(4, 10);
+    w.stage({5, 6}, counted(10));
+    std::vector<row_id> rows(4);
+    tokens copied;
+    const auto copy = [&](token_index t, row_id) { copied.push_back(t); };
+    CHECK(w.map.stage(tokens{7, 5, 7, 5}, rows, copy) == 1);
+    CHECK(copied == tokens{7});
+    CHECK(rows[0] == rows[2]);
+    CHECK(rows[1] == rows[3]);
+    CHECK(rows[0] != rows[1]);
+    CHECK(w.map.holds(6));
+    CHECK(w.map.size() == 3);
 }
 
 TEST_CASE("store: staged tokens follow removals, and are read anew after a roll-back") {

@@ -74,16 +74,25 @@ public:
         free_.insert(free_.end(), ids.rbegin(), ids.rend());
     }
 
-    /// First element of a row; 64-bit offsets.
-    [[nodiscard]] T* row(row_id id) { return data_ + static_cast<std::size_t>(id) * width_; }
-    [[nodiscard]] const T* row(row_id id) const { return data_ + static_cast<std::size_t>(id) * width_; }
+    /// First element of a row, taken or not; 64-bit offsets.
+    /// Throws invalid_argument for a row that the pool does not have.
+    [[nodiscard]] T* row(row_id id) { return data_ + offset(id); }
+    [[nodiscard]] const T* row(row_id id) const { return data_ + offset(id); }
 
-    /// Channels first ... first + width - 1 of the rows listed.
+    /// Channels first ... first + width - 1 of the rows listed. Precondition (not checked): the pool has those rows.
+    /// Throws invalid_argument for channels that a row does not have.
     [[nodiscard]] rows<T> view(std::span<const row_id> ids, std::size_t first, std::size_t width) const {
+        detail::check(first <= width_ && width <= width_ - first, name_, " pool: channels from ", first, " on, ", width,
+                      " of them, in rows of ", width_);
         return {data_ + first, static_cast<std::ptrdiff_t>(width_), ids.size(), width, ids.data()};
     }
 
 private:
+    [[nodiscard]] std::size_t offset(row_id id) const {
+        detail::check(id < capacity(), name_, " pool: row ", id, " of ", capacity());
+        return static_cast<std::size_t>(id) * width_;
+    }
+
     void check_shape(std::size_t rows, std::size_t width) const {
         detail::check(width > 0, name_, " pool: rows of width 0");
         detail::check(rows < (std::numeric_limits<row_id>::max)(), name_, " pool: ", rows,

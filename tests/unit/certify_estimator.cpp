@@ -287,6 +287,8 @@ TEST_CASE("certify: arguments out of range are refused with their numbers") {
     }
     for (const float mass : {-1.0f, not_a_number, infinity}) {
         const floats bad{1, 1, mass};
+        CHECK(refused([&] { (void)verkv::estimate_sum(exec, bad, three, {}, third); }, {"token 2", "mass"}));
+        CHECK(refused([&] { (void)verkv::horvitz_thompson(exec, bad, three, third); }, {"token 2", "mass"}));
         CHECK(refused([&] { (void)verkv::mean_squared_error(exec, bad, three, ones); }, {"token 2", "mass"}));
         CHECK(refused([&] { (void)verkv::moments(exec, bad, three, ones); }, {"token 2", "mass"}));
         CHECK(refused([&] { (void)verkv::certificate(exec, bad, three, ones, {}); }, {"token 2", "mass"}));

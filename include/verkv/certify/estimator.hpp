@@ -29,9 +29,11 @@ inline void check_mass(float mass, std::size_t i) {
 
 /// Estimated sum of masses from a sample: sum over the sampled tokens of lambda_i m_i / r_i [VerKV Definition 2].
 /// mass, r, lambda [n] (lambda empty: 1, the unbiased Horvitz-Thompson estimator); sample: indices of the tokens drawn,
-/// those with r = 1 included.
+/// those with r = 1 included, in any order. Preconditions (not checked): none is listed twice, none that was drawn is
+/// missing. Masses, r and lambda are looked at where the sample lists them.
 /// O(|sample|), sums in double: relative error |sample| 2^-53.
-/// Throws invalid_argument for lengths that differ, an index out of range, r outside (0, 1], lambda outside [r, 1].
+/// Throws invalid_argument for lengths that differ, an index out of range, a mass that is negative or not finite, r
+/// outside (0, 1], lambda outside [r, 1].
 [[nodiscard]] inline double estimate_sum(const cpu&, std::span<const float> mass, std::span<const float> r,
                                          std::span<const float> lambda, std::span<const token_index> sample) {
     detail::check(mass.size() == r.size() && (lambda.empty() || lambda.size() == r.size()), mass.size(), " masses, ",
@@ -39,6 +41,7 @@ inline void check_mass(float mass, std::size_t i) {
     double total = 0;
     for (const token_index i : sample) {
         detail::check(i < mass.size(), "sampled token ", i, " of ", mass.size());
+        detail::check_mass(mass[i], i);
         detail::check_probability(r[i], i);
         const float l = lambda.empty() ? 1.0f : lambda[i];
         detail::check_shrinkage(l, r[i], i);

@@ -278,6 +278,21 @@ TEST_CASE("certify: shrink refuses what is out of range and leaves lambda as it 
     CHECK(bad({1, 2, 3}, {0.5f, 0, 0.5f}, {"token 1", "probability"}));
     CHECK(bad({1, 2, 3}, {0.5f, 0.5f, nan}, {"token 2", "probability", "nan"}));
     CHECK(bad({1, 2, 3}, {0.5f, 0.5f, 1.5f}, {"token 2", "probability", "1.5"}));
+    // Results on top of what they are made of.
+    floats memory{0.5f, 0.25f, 1, 0.5f, 0.25f};
+    const floats before = memory;
+    const std::span<float> all(memory);
+    const floats mass{1, 2, 3};
+    for (std::size_t at = 0; at <= 2; ++at) {
+        CHECK(refused([&] { verkv::shrink(cpu{}, binary_shrinkage{}, mass, all.first(3), all.subspan(at, 3)); },
+                      {"3 shrinkages share memory"}));
+        CHECK(refused(
+            [&] { verkv::shrink(cpu{}, bounded_shrinkage{}, all.first(3), floats(3, 0.5f), all.subspan(at, 3)); },
+            {"3 shrinkages share memory"}));
+    }
+    CHECK(memory == before);
+    verkv::shrink(cpu{}, binary_shrinkage{}, std::span<const float>(mass).first(2), all.first(2), all.subspan(2, 2));
+    CHECK(memory == floats{0.5f, 0.25f, 1, 0.25f, 0.25f});
     // Odds that a float cannot hold.
     CHECK(bad({1, 2, 3}, {1e-44f, 0.5f, 0.5f}, {"token 0", "probability"}));
 }

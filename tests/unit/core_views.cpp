@@ -132,6 +132,26 @@ TEST_CASE("core: shapes whose size wraps are refused with their factors") {
     CHECK(product("x", most, most, one * 0) == 0);
 }
 
+TEST_CASE("core: which spans share memory") {
+    std::vector<float> data(8);
+    const std::span<float> all(data);
+    const auto apart = [&](std::size_t a, std::size_t n, std::size_t b, std::size_t m) {
+        const bool found = verkv::detail::disjoint(all.subspan(a, n), std::span<const float>(all.subspan(b, m)));
+        CHECK(found == verkv::detail::disjoint(all.subspan(b, m), all.subspan(a, n)));
+        return found;
+    };
+    CHECK(apart(0, 4, 4, 4));
+    CHECK(apart(0, 3, 5, 3));
+    CHECK(!apart(0, 4, 3, 4));
+    CHECK(!apart(0, 8, 3, 1));
+    CHECK(!apart(2, 4, 2, 4));
+    CHECK(apart(2, 4, 3, 0));
+    CHECK(!verkv::detail::disjoint(all.subspan(0, 4), std::as_bytes(all.subspan(3, 4))));
+    CHECK(verkv::detail::same(all, std::span<const float>(all)));
+    CHECK(!verkv::detail::same(all.first(7), all));
+    CHECK(!verkv::detail::same(all.first(7), all.last(7)));
+}
+
 TEST_CASE("core: rows of heads in both layouts") {
     std::vector<float> data(4 * 3 * 2);
     std::iota(data.begin(), data.end(), 0.0f);

@@ -212,6 +212,40 @@ TEST_CASE("sample: refusals leave r as it was") {
     }
 }
 
+TEST_CASE("sample: in place, or apart, or refused") {
+    const std::vector<float> importance{1, 2, 3, 4, 5, 6};
+    std::vector<float> expected(6);
+    verkv::inclusion_probabilities(cpu{}, importance, budget::tokens(3), {1, 1}, expected);
+    std::vector<float> odds(6);
+    verkv::inclusion_odds(cpu{}, expected, odds);
+
+    std::vector<float> memory = importance;
+    memory.resize(12, 7.0f);
+    const std::span<float> all(memory);
+    const auto before = memory;
+    for (std::size_t at = 1; at <= 5; ++at) {
+        CHECK(refused(
+            [&] {
+                verkv::inclusion_probabilities(cpu{}, all.first(6), budget::tokens(3), {1, 1}, all.subspan(at, 6));
+            },
+            {"6 importances", "overlap"}));
+        CHECK(refused(
+            [&] {
+                verkv::inclusion_probabilities(cpu{}, all.subspan(at, 6), budget::tokens(3), {1, 1}, all.first(6));
+            },
+            {"6 importances", "overlap"}));
+        CHECK(refused([&] { verkv::inclusion_odds(cpu{}, all.first(6), all.subspan(at, 6)); },
+                      {"6 probabilities", "overlap"}));
+    }
+    CHECK(memory == before);
+    verkv::inclusion_probabilities(cpu{}, all.first(6), budget::tokens(3), {1, 1}, all.last(6));
+    CHECK(std::equal(expected.begin(), expected.end(), memory.begin() + 6));
+    verkv::inclusion_probabilities(cpu{}, all.first(6), budget::tokens(3), {1, 1}, all.first(6));
+    CHECK(std::equal(expected.begin(), expected.end(), memory.begin()));
+    verkv::inclusion_odds(cpu{}, all.first(6), all.first(6));
+    CHECK(std::equal(odds.begin(), odds.end(), memory.begin()));
+}
+
 TEST_CASE("sample: odds") {
     CHECK(inclusion_odds(1.0f) == 0.0);
     CHECK(inclusion_odds(0.5f) == 1.0);

@@ -10,6 +10,7 @@
 #include "verkv/certify/estimator.hpp"
 #include "verkv/core/error.hpp"
 #include "verkv/core/plan.hpp"
+#include "verkv/core/views.hpp"
 #include "verkv/cpu/executor.hpp"
 #include "verkv/cpu/mass_blocks.hpp"
 
@@ -211,12 +212,15 @@ concept shrinkage = requires(const S& s, const cpu& exec, masses_view m, shrinka
 /// mass, r, lambda [n]; tokens with r = 1 get lambda = 1.
 /// O(n) plus what the rule's select() takes; allocates.
 /// Deterministic; ties as the rule says.
-/// Throws invalid_argument for lengths that differ, r outside [2^-126, 1], masses negative or not finite.
+/// Throws invalid_argument for lengths that differ, r outside [2^-126, 1], masses negative or not finite, and for a
+/// lambda that shares memory with the others.
 template <shrinkage S>
 void shrink(const cpu& exec, const S& rule, std::span<const float> mass, std::span<const float> r,
             std::span<float> lambda) {
     detail::check(mass.size() == r.size() && lambda.size() == r.size(), mass.size(), " masses, ", r.size(),
                   " probabilities and ", lambda.size(), " shrinkages");
+    detail::check(detail::disjoint(lambda, mass) && detail::disjoint(lambda, r), "the ", lambda.size(),
+                  " shrinkages share memory with the masses or probabilities they are made of");
     std::vector<float> odds(r.size());
     float top = 0;
     for (std::size_t i = 0; i < r.size(); ++i) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <type_traits>
 
@@ -14,6 +15,24 @@ namespace verkv::inline v0 {
 using token_index = std::uint32_t;  ///< index of a token among the tokens that a request holds, 0 ... n-1
 using row_id = std::uint32_t;       ///< index of a row in a pool
 using position_t = std::int32_t;    ///< position of a token in its text: stored, never derived from an index
+
+namespace detail {
+
+/// Whether two spans share no byte.
+template <class A, class B>
+[[nodiscard]] bool disjoint(std::span<A> a, std::span<B> b) {
+    // std::less orders pointers into different arrays, too.
+    const std::less_equal<const void*> up_to;
+    return a.empty() || b.empty() || up_to(a.data() + a.size(), b.data()) || up_to(b.data() + b.size(), a.data());
+}
+
+/// Whether two spans are one: memory that may be read and written element by element.
+template <class A, class B>
+[[nodiscard]] bool same(std::span<A> a, std::span<B> b) {
+    return static_cast<const void*>(a.data()) == static_cast<const void*>(b.data()) && a.size_bytes() == b.size_bytes();
+}
+
+}  // namespace detail
 
 /// Rows of equal width: row i starts at data + (ids ? ids[i] : i) * stride. Offsets are 64 bits wide.
 template <class T>

@@ -10,6 +10,7 @@
 
 #include "verkv/core/error.hpp"
 #include "verkv/core/host_device.hpp"
+#include "verkv/core/views.hpp"
 #include "verkv/cpu/executor.hpp"
 #include "verkv/sample/budget.hpp"
 
@@ -23,13 +24,15 @@ namespace verkv::inline v0 {
 }
 
 /// Odds against each token: odds_i = float((1 - r_i) / r_i), 0 exactly where r_i = 1 and positive elsewhere.
-/// r, odds: [n]; 2^-126 <= r_i <= 1 (checked; smaller ones would give infinite odds).
+/// r, odds: [n]; 2^-126 <= r_i <= 1 (checked; smaller ones would give infinite odds). They may be the same memory.
 /// Time O(n), 8n bytes moved. Error: half a unit in the last place of a float.
-/// Throws invalid_argument for spans of different length or an r out of range, naming its index; odds are then as they
-/// were.
+/// Throws invalid_argument for spans of different length or that overlap in part, or an r out of range, naming its
+/// index; odds are then as they were.
 template <class Backend>
 void inclusion_odds(const Backend& exec, std::span<const float> r, std::span<float> odds) {
     detail::check(r.size() == odds.size(), r.size(), " probabilities do not fit odds of ", odds.size(), " tokens");
+    detail::check(detail::same(r, odds) || detail::disjoint(r, odds), "the memory of ", r.size(),
+                  " probabilities and that of their odds overlap in part");
     for (std::size_t i = 0; i < r.size(); ++i) {
         detail::check(r[i] >= 0x1p-126f && r[i] <= 1, "inclusion probability of token ", i, " is ", r[i],
                       "; it must lie in [2^-126, 1]");
@@ -64,13 +67,16 @@ inline constexpr double importance_floor = 1e-6;
 /// double. Sum of r = budget to a relative 2^-24; r is exactly 1 where capped. Memory: 2n doubles.
 /// r_i depends on tau_i and on the multiset of the others alone: permuting the free tokens permutes r to the bit, and
 /// equal importance gets equal r. Same bits for any number of threads.
-/// Throws invalid_argument for spans of different length, a bad importance (naming its index), or when the rest of the
-/// budget does not exceed what the floor costs, importance_floor rows for each free token; r is then as it was.
+/// Throws invalid_argument for spans of different length or that overlap in part, a bad importance (naming its index),
+/// or when the rest of the budget does not exceed what the floor costs, importance_floor rows for each free token; r is
+/// then as it was.
 template <class Backend>
 inclusion_summary inclusion_probabilities(const Backend&, std::span<const float> importance, budget kept, windows fixed,
                                           std::span<float> r) {
     const std::size_t n = importance.size();
     detail::check(r.size() == n, "inclusion probabilities of ", n, " tokens do not fit a span of ", r.size());
+    detail::check(detail::same(importance, r) || detail::disjoint(importance, r), "the memory of ", n,
+                  " importances and that of their probabilities overlap in part");
     for (std::size_t i = 0; i < n; ++i) {
         detail::check(std::isfinite(importance[i]) && importance[i] >= 0, "importance of token ", i, " is ",
                       importance[i], "; it must be a number that is not negative");

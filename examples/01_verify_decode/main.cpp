@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "common/output_file.hpp"
 #include "common/plot.hpp"
 #include "common/table.hpp"
 #include "common/trace.hpp"
@@ -227,6 +228,11 @@ int main(int argc, char** argv) {
     s.target_given = app.count("--target") > 0;
     std::sort(s.epsilon.begin(), s.epsilon.end());
     try {
+        for (const std::string& file : {s.json, s.plot}) {
+            if (!file.empty()) {
+                example::require_writable(file);
+            }
+        }
         const example::any_trace loaded = example::load_trace(s.trace);
         const example::trace_info& t = example::info(loaded);
         const std::vector<result> rows = std::visit([&](const auto& typed) { return run(typed, s); }, loaded);

@@ -44,12 +44,12 @@ struct settings {
 /// Describes the options; parsing fills `s`.
 inline void add_options(CLI::App& app, settings& s) {
     constexpr double infinity = std::numeric_limits<double>::infinity();
-    app.add_option("--trace", s.trace, "folder of an attention trace; see examples/data/README.md")
-        ->capture_default_str();
+    constexpr std::size_t most = 1'000'000'000;  // tokens and steps
+    example::add_path(app, "--trace", s.trace, "folder of an attention trace; see examples/data/README.md");
     example::add_fraction(app, "--kept", s.kept, {0, 1, false, true},
                           "share of the tokens that stays resident, sink and local included, the sketch apart", "1/16");
-    app.add_option("--sink", s.sink, "first tokens, always resident")->capture_default_str();
-    app.add_option("--local", s.local, "last tokens of the prompt, always resident")->capture_default_str();
+    example::add_count(app, "--sink", s.sink, 0, most, "first tokens, always resident");
+    example::add_count(app, "--local", s.local, 0, most, "last tokens of the prompt, always resident");
     example::add_numbers(app, "--epsilon", s.epsilon, {0, infinity, false, false}, "relative errors to certify");
     example::add_fraction(app, "--delta", s.delta, {0, 1, false, false}, "how often the error may be larger");
     app.add_option("--scorer", s.scorer, "how prefill ranks tokens")
@@ -57,9 +57,7 @@ inline void add_options(CLI::App& app, settings& s) {
         ->capture_default_str();
     example::add_names(app, "--sketch", s.sketch, {"exact", "rope-pairs", "per-channel", "rotated", "quest-pages"},
                        "how decode estimates weights");
-    app.add_option("--bits", s.bits, "bits a channel of a sketch of codes; rotated takes at most 4")
-        ->check(CLI::Range(1, 8))
-        ->capture_default_str();
+    example::add_count(app, "--bits", s.bits, 1, 8, "bits a channel of a sketch of codes; rotated takes at most 4");
     example::add_fraction(app, "--pairs", s.pairs, {0, 1, false, true},
                           "share of the channel pairs in the rope-pairs sketch");
     app.add_option("--shrinkage", s.shrinkage, "how the estimate trades bias for variance")
@@ -72,19 +70,15 @@ inline void add_options(CLI::App& app, settings& s) {
                        "what is certified (without this option, outputs for water-filling alone)");
     example::add_names(app, "--group", s.group, {"joint", "per-head"}, "whether the heads of a group plan together");
     example::add_names(app, "--check", s.check, {"sample", "none"}, "what follows a fetch");
-    app.add_option("--rounds", s.rounds, "fetches that a check may add")
-        ->check(CLI::Range(1, 15))
-        ->capture_default_str();
+    example::add_count(app, "--rounds", s.rounds, 1, 15, "fetches that a check may add");
     example::add_names(app, "--uniforms", s.uniforms, {"permanent", "fresh"}, "which uniforms plans draw with");
     example::add_names(app, "--bounds", s.bounds, {"none", "sketch"}, "whether plans carry the sketch's error bound");
     example::add_names(app, "--exact-for", s.exact_for, {"shortlist", "resident"}, "which tokens get exact weights");
-    app.add_option("--shortlist", s.shortlist, "tokens of a KV head that are scored exactly")->capture_default_str();
-    app.add_option("--steps", s.steps, "decode steps, spread over the trace; 0 for all")->capture_default_str();
-    app.add_option("--redraws", s.redraws, "independent samples of the prompt")
-        ->check(CLI::PositiveNumber)
-        ->capture_default_str();
-    app.add_option("--seed", s.seed, "of the first sample")->capture_default_str();
-    app.add_option("--threads", s.threads, "threads of the decode step; 0 for all")->capture_default_str();
-    app.add_option("--json", s.json, "file for the results as JSON");
-    app.add_option("--plot", s.plot, "file for a plot, SVG");
+    example::add_count(app, "--shortlist", s.shortlist, 0, most, "tokens of a KV head that are scored exactly");
+    example::add_count(app, "--steps", s.steps, 0, most, "decode steps, spread over the trace; 0 for all");
+    example::add_count(app, "--redraws", s.redraws, 1, 1'000'000, "independent samples of the prompt");
+    example::add_count(app, "--seed", s.seed, 0, std::numeric_limits<std::uint64_t>::max(), "of the first sample");
+    example::add_count(app, "--threads", s.threads, 0, 1024, "threads of the decode step; 0 for all");
+    example::add_path(app, "--json", s.json, "file for the results as JSON");
+    example::add_path(app, "--plot", s.plot, "file for a plot, SVG");
 }

@@ -1,4 +1,5 @@
-// Command-line options that CLI11 does not bring: fractions such as 1/16, and lists checked element by element.
+// Command-line options that CLI11 does not bring: fractions such as 1/16, counts that do not wrap, and lists checked
+// element by element.
 #pragma once
 
 #include <fmt/format.h>
@@ -7,10 +8,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <concepts>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <type_traits>
 #include <vector>
 
 namespace example {
@@ -101,6 +104,45 @@ inline CLI::Option* add_fraction(CLI::App& app, const std::string& name, double&
             description)
         ->type_name("NUMBER")
         ->default_str(default_text.empty() ? fmt::format("{}", value) : default_text);
+}
+
+/// Option for a whole number from low to high, in decimal digits alone. `value` holds the default and, after parsing,
+/// the result. Any other text, a sign included, ends parsing with a message that names the option and its range.
+template <std::unsigned_integral T>
+CLI::Option* add_count(CLI::App& app, const std::string& name, T& value, std::type_identity_t<T> low,
+                       std::type_identity_t<T> high, const std::string& description) {
+    return app
+        .add_option_function<std::string>(
+            name,
+            [=, &value](const std::string& text) {
+                T found = 0;
+                const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), found);
+                if (code != std::errc{} || end != text.data() + text.size() || found < low || found > high) {
+                    throw CLI::ValidationError(name,
+                                               fmt::format("\"{}\" is no whole number from {} to {}", text, low, high));
+                }
+                value = found;
+            },
+            description)
+        ->type_name("COUNT")
+        ->default_str(fmt::format("{}", value));
+}
+
+/// Option for the name of a file or folder; an empty one ends parsing with a message that names the option.
+inline CLI::Option* add_path(CLI::App& app, const std::string& name, std::string& value,
+                             const std::string& description) {
+    return app
+        .add_option_function<std::string>(
+            name,
+            [=, &value](const std::string& text) {
+                if (text.empty()) {
+                    throw CLI::ValidationError(name, "the name is empty");
+                }
+                value = text;
+            },
+            description)
+        ->type_name("PATH")
+        ->default_str(value);
 }
 
 /// Option for one or more numbers between commas, in the order given; each may occur once.

@@ -1,6 +1,7 @@
 // Arguments, tables and plots of the example programs.
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "common/arguments.hpp"
+#include "common/output_file.hpp"
 #include "common/plot.hpp"
 #include "common/table.hpp"
 #include "support/catch.hpp"
@@ -36,12 +38,20 @@ struct options {
     double kept = 1.0 / 16;
     std::vector<double> epsilon = {0.01, 0.05};
     std::vector<std::string> plan = {"greedy"};
+    std::size_t sink = 64;
+    unsigned bits = 2;
+    std::uint64_t seed = 1;
+    std::string trace = "here";
 
     std::string parse(const std::vector<std::string>& arguments) {
         CLI::App app("test", "test");
         example::add_fraction(app, "--kept", kept, {0, 1, false, true}, "share kept", "1/16");
         example::add_numbers(app, "--epsilon", epsilon, {0, std::numeric_limits<double>::infinity()}, "tolerance");
         example::add_names(app, "--plan", plan, {"greedy", "never"}, "planner");
+        example::add_count(app, "--sink", sink, 0, 1'000'000'000, "first tokens");
+        example::add_count(app, "--bits", bits, 1, 8, "bits of a code");
+        example::add_count(app, "--seed", seed, 0, std::numeric_limits<std::uint64_t>::max(), "of the sample");
+        example::add_path(app, "--trace", trace, "folder");
         try {
             app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
         } catch (const CLI::CallForHelp&) {
@@ -79,6 +89,53 @@ TEST_CASE("examples: options take fractions and lists, and say what is wrong") {
     for (const char* part : {"1/16", "0.01,0.05", "any of greedy, never"}) {
         INFO(help);
         CHECK(help.find(part) != std::string::npos);
+    }
+}
+
+TEST_CASE("examples: counts are digits within their range, paths are not empty") {
+    options o;
+    CHECK(o.parse({"--sink", "0", "--bits", "8", "--seed", "18446744073709551615", "--trace", "there"}).empty());
+    CHECK(o.sink == 0);
+    CHECK(o.bits == 8);
+    CHECK(o.seed == std::numeric_limits<std::uint64_t>::max());
+    CHECK(o.trace == "there");
+    CHECK(o.parse({"--sink", "1000000000", "--bits", "1"}).empty());
+    CHECK(o.parse({"--bits", "0"}) == "--bits: \"0\" is no whole number from 1 to 8");
+    for (const char* text : {"-1", "+1", "-0", "1000000001", "18446744073709551616", "99999999999999999999999", "1e3",
+                             "0x10", "1.0", " 1", "1 ", "six"}) {
+        CHECK(o.parse({"--sink", text}) ==
+              "--sink: \"" + std::string(text) + "\" is no whole number from 0 to 1000000000");
+    }
+    CHECK(o.parse({"--bits", "4294967298"}) == "--bits: \"4294967298\" is no whole number from 1 to 8");
+    CHECK(o.parse({"--seed", "18446744073709551616"}).find("from 0 to 18446744073709551615") != std::string::npos);
+    CHECK(o.parse({"--seed=-1"}).find("\"-1\" is no whole number") != std::string::npos);
+    CHECK(o.parse({"--trace", ""}) == "--trace: the name is empty");
+    CHECK(o.sink == 1'000'000'000);
+    CHECK(o.bits == 1);
+    CHECK(o.trace == "there");
+    const std::string help = options{}.parse({"--help"});
+    for (const char* part : {"64", "COUNT", "here", "PATH"}) {
+        CHECK(help.find(part) != std::string::npos);
+    }
+}
+
+TEST_CASE("examples: files that results cannot go to are known beforehand") {
+    const test_support::temporary_folder folder;
+    example::require_writable(folder / "new.json");
+    CHECK(!std::filesystem::exists(folder / "new.json"));
+    const auto old = folder / "old.json";
+    std::ofstream(old) << "kept";
+    example::require_writable(old);
+    std::string text;
+    std::ifstream(old) >> text;
+    CHECK(text == "kept");
+    for (const auto& file : {folder / "nowhere/new.json", folder.path(), old / "new.json"}) {
+        try {
+            example::require_writable(file);
+            FAIL("accepted");
+        } catch (const example::file_error& e) {
+            CHECK(std::string(e.what()) == file.string() + ": cannot be written");
+        }
     }
 }
 

@@ -18,8 +18,9 @@ namespace {
 using verkv::half;
 
 /// Arguments: tokens, channels of a key and of a value, query heads of the group, epsilon in thousandths.
+template <class Planner>
 struct problem {
-    explicit problem(const benchmark::State& state) {
+    problem(const benchmark::State& state, const verkv::step_policies& policies) {
         const auto n = static_cast<std::size_t>(state.range(0));
         const auto width = static_cast<std::size_t>(state.range(1));
         const auto group = static_cast<std::size_t>(state.range(2));
@@ -37,7 +38,8 @@ struct problem {
                                                             .host_rows = trace.tokens,
                                                             .resident_rows = trace.tokens,
                                                             .staging_rows = trace.tokens / 4},
-                                        verkv::rope_pair_sketch({.key_dim = width}));
+                                        verkv::rope_pair_sketch({.key_dim = width}), verkv::cpu{}, Planner{},
+                                        verkv::exact_for_shortlist{}, verkv::denominator{}, policies);
         request = cache->open(1);
         std::vector<verkv::position_t> positions(trace.tokens);
         std::iota(positions.begin(), positions.end(), verkv::position_t{0});
@@ -57,7 +59,7 @@ struct problem {
         }
     }
 
-    using layer = verkv::layer_cache<half, verkv::rope_pair_sketch>;
+    using layer = verkv::layer_cache<half, verkv::rope_pair_sketch, Planner>;
     example::trace<half> trace;
     std::unique_ptr<layer> cache;
     verkv::request_id request;
@@ -77,8 +79,9 @@ double median(std::vector<double>& x) {
     return *middle;
 }
 
-void step(benchmark::State& state) {
-    problem p(state);
+template <class Planner>
+void step(benchmark::State& state, const verkv::step_policies& policies) {
+    problem<Planner> p(state, policies);
     const auto& shape = p.trace.shape;
     const std::size_t n = p.trace.prefill_tokens;
     std::vector<float> output(shape.query_heads * shape.value_dim);
@@ -88,6 +91,7 @@ void step(benchmark::State& state) {
     verkv::attend_workspace workspace;
     std::vector<double> whole, dense, read, sketch, decide, fetch, attend;
     double fetched = 0;
+    double rounds = 0;
     std::size_t turn = 0;
     for (auto _ : state) {
         const std::size_t row = p.trace.decode_row(turn++ % p.trace.decode_steps());
@@ -102,6 +106,7 @@ void step(benchmark::State& state) {
             fetch.push_back(head.fetch_seconds);
             attend.push_back(head.attend_seconds);
             fetched += static_cast<double>(head.rows_fetched);
+            rounds += static_cast<double>(head.rounds);
         });
         whole.push_back(seconds);
         state.SetIterationTime(seconds);
@@ -123,6 +128,7 @@ void step(benchmark::State& state) {
     }
     const double dense_ms = 1e3 * median(dense);
     state.counters["rows_%"] = 100 * fetched / static_cast<double>(n) / static_cast<double>(whole.size());
+    state.counters["rounds"] = rounds / static_cast<double>(whole.size());
     state.counters["sketch_ms"] = 1e3 * median(sketch);
     state.counters["decide_ms"] = 1e3 * median(decide);
     state.counters["fetch_ms"] = 1e3 * median(fetch);
@@ -138,12 +144,26 @@ void axes(benchmark::internal::Benchmark* b) {
     for (const std::int64_t n : {4096, 32768, 131072}) {
         for (const std::int64_t d : {64, 128}) {
             for (const std::int64_t group : {1, 4}) {
-                b->Args({n, d, group, 100});
+                b->Args({n, d, group, 50});
             }
         }
     }
-    b->Args({32768, 128, 4, 50});
+    b->Args({32768, 128, 4, 100});
 }
-BENCHMARK(step)->Apply(axes);
+
+constexpr verkv::step_policies unchecked{.check = {.rounds = 0}};
+
+void greedy(benchmark::State& state) {
+    step<verkv::greedy<>>(state, unchecked);
+}
+void water_filling(benchmark::State& state) {
+    step<verkv::water_filling<>>(state, unchecked);
+}
+void water_filling_checked(benchmark::State& state) {
+    step<verkv::water_filling<>>(state, {});
+}
+BENCHMARK(greedy)->Apply(axes);
+BENCHMARK(water_filling)->Apply(axes);
+BENCHMARK(water_filling_checked)->Apply(axes);
 
 }  // namespace

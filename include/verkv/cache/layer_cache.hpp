@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <limits>
 #include <span>
 #include <vector>
@@ -92,6 +93,10 @@ public:
                       (std::min)(exact_.size, config.max_tokens) * config.shape.group(), config.staging_rows,
                       {policies.bounds == bound_policy::carry, needs_values, policies.check.rounds > 0});
         }
+        detail::check(!workspaces_.empty(), "the executor has no workers");
+        // A sketch that does not go with the layer's keys says so now.
+        Sketch trial = sketch;
+        trial.fit(exec, rows<T>{nullptr, static_cast<std::ptrdiff_t>(row_width()), 0, config.shape.key_dim, nullptr});
         const std::size_t tasks = config.max_requests * config.shape.kv_heads;
         report_.kv_heads = config.shape.kv_heads;
         report_.query_heads = config.shape.query_heads;
@@ -489,23 +494,27 @@ private:
         return {r.seed, config_.layer, static_cast<std::uint32_t>(kv_head), which};
     }
 
-    /// First use of a slot takes its memory, later ones reuse it.
+    /// First use of a slot takes its memory, later ones reuse it. Where that throws, the slot is as it was.
     void prepare(request& r) {
         if (r.heads.empty()) {
-            r.heads.reserve(config_.shape.kv_heads);
+            std::vector<detail::kv_head<Sketch>> heads;
+            heads.reserve(config_.shape.kv_heads);
             for (std::size_t h = 0; h < config_.shape.kv_heads; ++h) {
-                r.heads.emplace_back(prototype_).reserve(config_.max_tokens);
+                heads.emplace_back(prototype_).reserve(config_.max_tokens);
+                heads.back().staging.open(staging_rows_, config_.max_tokens);  // takes memory; rows follow
+                heads.back().centre.resize(needs_values ? config_.shape.value_dim : 0);
             }
             r.positions.reserve(config_.max_tokens);
             r.draw_positions.reserve(config_.max_tokens);
+            r.heads = std::move(heads);
         }
-        for (auto& head : r.heads) {
+        std::vector<Sketch> sketches(r.heads.size(), prototype_);
+        for (std::size_t h = 0; h < r.heads.size(); ++h) {
+            auto& head = r.heads[h];
             staging_.allocate(staging_rows_);
             head.staging.open(staging_rows_, config_.max_tokens);
-            head.sketch = prototype_;
-            if (needs_values) {
-                head.centre.assign(config_.shape.value_dim, 0.0f);
-            }
+            head.sketch = std::move(sketches[h]);
+            std::fill(head.centre.begin(), head.centre.end(), 0.0f);
         }
     }
 
@@ -557,8 +566,16 @@ private:
                           item.lse.size(), " lse; the layer writes ", g.query_heads);
             for (std::size_t j = 0; j < i; ++j) {
                 detail::check(batch[j].request != item.request, "items ", j, " and ", i, " are of the same request");
+                detail::check(apart(batch[j].output, item.output) && apart(batch[j].lse, item.lse), "items ", j,
+                              " and ", i, " write to the same memory");
             }
+            detail::check(apart(item.output, item.lse), "output and lse of item ", i, " share memory");
         }
+    }
+
+    static bool apart(std::span<const float> a, std::span<const float> b) {
+        const std::less_equal<const float*> before;
+        return a.empty() || b.empty() || before(a.data() + a.size(), b.data()) || before(b.data() + b.size(), a.data());
     }
 
     /// Calls f(index, worker, exec) as tasks, with their exceptions carried to the caller: that of the lowest index.

@@ -78,6 +78,8 @@ VERKV_ALWAYS_INLINE lanes load_some(const float* p, std::size_t count) {
 VERKV_ALWAYS_INLINE lanes square_root(const lanes& x) {
 #if VERKV_LANES_WIDTH == 16
     return lanes_cast<lanes>(_mm512_maskz_sqrt_ps(0xffff, lanes_cast<__m512>(x)));
+#elif VERKV_LANES_WIDTH == 8
+    return lanes_cast<lanes>(_mm256_sqrt_ps(lanes_cast<__m256>(x)));
 #else
     lanes y{};
     for (std::size_t i = 0; i < lane_count; ++i) {
@@ -87,16 +89,29 @@ VERKV_ALWAYS_INLINE lanes square_root(const lanes& x) {
 #endif
 }
 
+/// Calls use(i, lanes left) for i = first, first + lane_count, ...: lanes left is a constant but for the last ones.
+template <class Use>
+VERKV_ALWAYS_INLINE void for_lanes(std::size_t first, std::size_t last, Use&& use) {
+    std::size_t i = first;
+    for (; i + lane_count <= last; i += lane_count) {
+        use(i, std::size_t{lane_count});
+    }
+    if (i < last) {
+        use(i, last - i);
+    }
+}
+
 /// Sum over [0, count) of the lanes that term(i, lanes left) gives: in float over 1024 tokens, those sums in double.
 template <class Term>
 VERKV_ALWAYS_INLINE double blockwise_sum(std::size_t count, Term&& term) {
     double total = 0;
     for (std::size_t first = 0; first < count; first += sum_block) {
-        const std::size_t last = smaller(first + sum_block, count);
         lanes sums{};
-        for (std::size_t i = first; i < last; i += lane_count) {
-            sums += term(i, last - i);
-        }
+        for_lanes(
+            first,
+            smaller(first + sum_block, count), [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
+                sums += term(i, left);
+            });
         total += static_cast<double>(sum(sums));
     }
     return total;
@@ -111,33 +126,35 @@ inline double mass_of_candidates(const masses_view& m, float inverse) {
         });
 }
 
-/// Moments of all of L at four levels at once. O(n), 8 bytes a token.
-inline void probe(const masses_view& m, float inverse, const float (&kappa)[4], bernstein_moments (&out)[4]) {
+/// V of all of L at three levels, and V and b at r. O(n), 8 bytes a token.
+struct probed {
+    double variance[3] = {};
+    bernstein_moments all;
+};
+inline probed probe(const masses_view& m, float inverse, const float (&kappa)[3]) {
     const std::size_t n = m.mass.size();
-    lanes tops[4] = {};
-    for (bernstein_moments& o : out) {
-        o = {};
-    }
+    probed found;
+    lanes top{};
     for (std::size_t first = 0; first < n; first += sum_block) {
-        const std::size_t last = smaller(first + sum_block, n);
         lanes sums[4] = {};
-        for (std::size_t i = first; i < last; i += lane_count) {
-            const lanes x = load_some(m.mass.data() + i, last - i) * inverse;
-            const lanes full = x * load_some(m.odds.data() + i, last - i);
-            for (std::size_t k = 0; k < 4; ++k) {
-                const lanes room = kappa[k] - x;
-                const lanes lift = larger_of(room < full ? room : full, lanes{});
-                sums[k] += x * lift;
-                tops[k] = larger_of(lift > 0.0f ? larger_of(x, lift) : lanes{}, tops[k]);
-            }
+        for_lanes(
+            first, smaller(first + sum_block, n), [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
+                const lanes x = load_some(m.mass.data() + i, left) * inverse;
+                const lanes full = x * load_some(m.odds.data() + i, left);
+                for (std::size_t k = 0; k < 3; ++k) {
+                    const lanes room = kappa[k] - x;
+                    sums[k] += x * larger_of(room < full ? room : full, lanes{});
+                }
+                sums[3] += x * full;
+                top = larger_of(full > 0.0f ? larger_of(x, full) : lanes{}, top);
+            });
+        for (std::size_t k = 0; k < 3; ++k) {
+            found.variance[k] += static_cast<double>(sum(sums[k]));
         }
-        for (std::size_t k = 0; k < 4; ++k) {
-            out[k].variance += static_cast<double>(sum(sums[k]));
-        }
+        found.all.variance += static_cast<double>(sum(sums[3]));
     }
-    for (std::size_t k = 0; k < 4; ++k) {
-        out[k].largest = static_cast<double>(largest(tops[k]));
-    }
+    found.all.largest = static_cast<double>(largest(top));
+    return found;
 }
 
 /// Moments of picked tokens for every head of a group at r' = max(r, min(1, wish/factor)), added to `out`.
@@ -209,17 +226,18 @@ void pick_raised(const masses_view& m, float inverse, float floor, raised_tokens
     flat_run<Summary> run;
     for (std::size_t first = 0; first < n; first += run.length) {
         const std::size_t last = smaller(first + run.length, n);
-        for (std::size_t i = first; i < last; i += lane_count) {
-            const lanes x = load_some(m.mass.data() + i, last - i) * inverse;
-            const lanes o = load_some(m.odds.data() + i, last - i);
-            const int_lanes hit = (x + x * o > floor) & (o > 0.0f);
-            run.add(hit, x, o);
-            for (std::uint32_t bits = bits_of(hit); bits != 0; bits &= bits - 1) {
-                const std::size_t token = i + static_cast<std::size_t>(std::countr_zero(bits));
-                const std::size_t at = picked.add(token, m.odds[token]);
-                picked.mass(0)[at] = m.mass[token] * inverse;
-            }
-        }
+        for_lanes(
+            first, last, [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
+                const lanes x = load_some(m.mass.data() + i, left) * inverse;
+                const lanes o = load_some(m.odds.data() + i, left);
+                const int_lanes hit = (x + x * o > floor) & (o > 0.0f);
+                run.add(hit, x, o);
+                for (std::uint32_t bits = bits_of(hit); bits != 0; bits &= bits - 1) {
+                    const std::size_t token = i + static_cast<std::size_t>(std::countr_zero(bits));
+                    const std::size_t at = picked.add(token, m.odds[token]);
+                    picked.mass(0)[at] = m.mass[token] * inverse;
+                }
+            });
         run.close(rest);
     }
     picked.seal(1);
@@ -230,7 +248,8 @@ VERKV_ALWAYS_INLINE lanes combined(combine how, const lanes& own, const lanes& w
 }
 
 /// Picks the tokens that a group raises at multipliers a (r' = combined x_h a_h above r), with the masses of all heads,
-/// and adds the others, at r, to each head's `rest`. O(n heads), 4 (heads + 1) bytes a token.
+/// and adds the others, at r, to each head's `rest`. Wishes are set_wishes()'s to write. O(n heads), 4 (heads + 1)
+/// bytes a token.
 template <class Summary>
 void pick_raised(std::span<const masses_view> m, std::span<const float> inverse, std::span<const float> a, combine how,
                  raised_tokens& picked, std::span<Summary> rest) {
@@ -247,28 +266,27 @@ void pick_raised(std::span<const masses_view> m, std::span<const float> inverse,
             // Which tokens are raised is found anew for every four heads: their sums stay in registers.
             const std::size_t some = smaller<std::size_t>(4, heads - group);
             flat_run<Summary> run[4];
-            for (std::size_t i = first; i < last; i += lane_count) {
-                const lanes o = load_some(m[0].odds.data() + i, last - i);
-                lanes wish{};
-                for (std::size_t h = 0; h < heads; ++h) {
-                    wish = combined(how, load_some(m[h].mass.data() + i, last - i) * (inverse[h] * a[h]), wish);
-                }
-                if (how == combine::root_sum_square) {
-                    wish = square_root(wish);
-                }
-                const int_lanes hit = (wish + wish * o > 1.0f) & (o > 0.0f);
-                for (std::size_t h = 0; h < some; ++h) {
-                    run[h].add(hit, load_some(m[group + h].mass.data() + i, last - i) * inverse[group + h], o);
-                }
-                for (std::uint32_t bits = group == 0 ? bits_of(hit) : 0; bits != 0; bits &= bits - 1) {
-                    const auto lane = static_cast<std::size_t>(std::countr_zero(bits));
-                    const std::size_t at = picked.add(i + lane, m[0].odds[i + lane]);
-                    picked.wish()[at] = wish[lane];
+            for_lanes(
+                first, last, [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
+                    const lanes o = load_some(m[0].odds.data() + i, left);
+                    lanes wish{};
                     for (std::size_t h = 0; h < heads; ++h) {
-                        picked.mass(h)[at] = m[h].mass[i + lane] * inverse[h];
+                        wish = combined(how, load_some(m[h].mass.data() + i, left) * (inverse[h] * a[h]), wish);
                     }
-                }
-            }
+                    const lanes most = 1.0f + o;  // of 1/r
+                    const lanes scaled = wish * (how == combine::largest ? most : most * most);
+                    const int_lanes hit = (scaled > 1.0f) & (o > 0.0f);
+                    for (std::size_t h = 0; h < some; ++h) {
+                        run[h].add(hit, load_some(m[group + h].mass.data() + i, left) * inverse[group + h], o);
+                    }
+                    for (std::uint32_t bits = group == 0 ? bits_of(hit) : 0; bits != 0; bits &= bits - 1) {
+                        const auto lane = static_cast<std::size_t>(std::countr_zero(bits));
+                        const std::size_t at = picked.add(i + lane, m[0].odds[i + lane]);
+                        for (std::size_t h = 0; h < heads; ++h) {
+                            picked.mass(h)[at] = m[h].mass[i + lane] * inverse[h];
+                        }
+                    }
+                });
             for (std::size_t h = 0; h < some; ++h) {
                 run[h].close(rest[group + h]);
             }

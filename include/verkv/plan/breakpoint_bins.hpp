@@ -128,15 +128,16 @@ public:
     }
 
 private:
+    // Without initialisers: only the bins of the window are ever cleared or read.
     struct bin {
-        std::uint32_t entering = 0;  // tokens with m in the bin
-        std::uint32_t leaving = 0;   // tokens with m/r in the bin
-        double mass = 0;             // sum of m, by m
-        double square = 0;           // sum of m^2, by m
-        double left_mass = 0;        // sum of m, by m/r
-        double left_square = 0;      // sum of m^2, by m/r
-        double spread = 0;           // sum of m^2 o, by m/r
-        double term = 0;             // largest m max(1, o), by m/r
+        std::uint32_t entering;  // tokens with m in the bin
+        std::uint32_t leaving;   // tokens with m/r in the bin
+        double mass;             // sum of m, by m
+        double square;           // sum of m^2, by m
+        double left_mass;        // sum of m, by m/r
+        double left_square;      // sum of m^2, by m/r
+        double spread;           // sum of m^2 o, by m/r
+        double term;             // largest m max(1, o), by m/r
     };
 
     static constexpr unsigned shift = 20;  // three bits of mantissa

@@ -45,6 +45,7 @@ struct water_filling {
         std::vector<typename Tail::summary> rest;
         std::vector<bernstein_moments> moments;
         std::vector<double> certificate;
+        bool group_picked = false;  // the tokens are those that `multiplier` raises, for the masses of the last plan
 
         /// Makes plans of up to n tokens for a group of heads allocation-free.
         void reserve(std::size_t n, std::size_t heads = 1) {
@@ -101,15 +102,26 @@ struct water_filling {
             detail::check(level[h] > 0, "the level of query head ", h, " is ", level[h], "; it must be positive");
         }
         if (group == group_plan::joint && m.size() > 1) {
-            set_inverses(m, w);
-            w.multiplier.clear();
-            for (const double l : level) {
-                w.multiplier.push_back(static_cast<float>(1 / l));
+            w.trial.clear();
+            bool have = w.group_picked && w.multiplier.size() == m.size();
+            for (std::size_t h = 0; h < m.size(); ++h) {
+                w.trial.push_back(static_cast<float>(1 / level[h]));
+                have = have && w.trial[h] <= w.multiplier[h];
             }
-            pick_group(m, w);
+            if (!have) {
+                // Levels are lowered step by step: tokens are picked for some steps to come.
+                set_inverses(m, w);
+                w.multiplier.clear();
+                for (const float a : w.trial) {
+                    w.multiplier.push_back(2 * a);
+                }
+                pick_group(m, w);
+            }
+            detail::set_wishes(w.picked, w.trial, detail::combine::root_sum_square);
             write_joint(m, 1, t, w, out);
             return;
         }
+        w.group_picked = false;
         w.rest.resize(1);
         for (std::size_t h = 0; h < m.size(); ++h) {
             const auto kappa = static_cast<float>(level[h]);
@@ -212,6 +224,7 @@ private:
         out.clear();
         out.level = static_cast<double>(unlimited);
         w.rest.resize(1);
+        w.group_picked = false;
         const double log_term = t.log_term();
         const double mass = m.total > 0 ? m.total / m.reference : detail::mass_of_candidates(m, inverse);
         if (!std::isfinite(mass)) {
@@ -223,27 +236,24 @@ private:
         const double high = (std::max)(low, 1.5 * t.epsilon / log_term);
         const auto as_level = [](double x) { return static_cast<float>((std::clamp)(x, 0x1p-120, 0x1p100)); };
         const double step = std::pow(high / low, 0.25);
-        const float probes[4] = {as_level(low * step), as_level(low * step * step), as_level(high / step), unlimited};
-        bernstein_moments at[4];
-        detail::probe(m, inverse, probes, at);
-        if (!std::isfinite(at[3].variance) || !std::isfinite(at[3].largest)) {
+        const float probes[3] = {as_level(low * step), as_level(low * step * step), as_level(high / step)};
+        const detail::probed seen = detail::probe(m, inverse, probes);
+        if (!std::isfinite(seen.all.variance) || !std::isfinite(seen.all.largest)) {
             return false;
         }
         const auto certifies = [&](const bernstein_moments& x) { return bernstein_bound(x, log_term) < t.epsilon; };
-        if (plain || certifies(at[3])) {
-            out.certificate_before = out.certificate_after = bernstein_bound(at[3], log_term);
-        }
-        out.variance = at[3].variance;
-        std::size_t best = 0;
-        while (best < 3 && certifies(at[best])) {
-            ++best;
-        }
-        if (best == 3 && certifies(at[3])) {
+        out.variance = seen.all.variance;
+        out.certificate_before = out.certificate_after = bernstein_bound(seen.all, log_term);
+        if (certifies(seen.all)) {
             if constexpr (!plain) {
                 detail::pick_raised(m, inverse, unlimited, w.picked, w.rest[0]);
                 out.certificate_before = out.certificate_after = rule.bound(w.rest[0], t.delta, m.space);
             }
             return true;
+        }
+        std::size_t best = 0;
+        while (best < 3 && certifies({0, seen.variance[best], static_cast<double>(probes[best])})) {
+            ++best;
         }
         breakpoint_bins bins(best == 0 ? as_level(low) : probes[best - 1], best == 3 ? as_level(high) : probes[best]);
         detail::pick_raised(m, inverse, bins.edge(0), w.picked, w.rest[0]);
@@ -322,6 +332,7 @@ private:
         w.moments.resize(m.size());
         w.certificate.resize(m.size());
         detail::pick_raised<summary>(m, w.inverse, w.multiplier, detail::combine::root_sum_square, w.picked, w.rest);
+        w.group_picked = true;
     }
 
     void plan_jointly(std::span<const masses_view> m, tolerance t, workspace& w, std::span<verkv::plan> out) const {
@@ -356,7 +367,6 @@ private:
             detail::set_wishes(w.picked, w.trial, combine::largest);
             factor = raise(1, 1.1f, 0x1p-8f, all_hold);
         }
-        w.multiplier.assign(w.trial.begin(), w.trial.end());
         write_joint(m, factor, t, w, out);
     }
 
@@ -376,7 +386,7 @@ private:
             }
             out[h].raised = entries.size();
             out[h].shrunk = 0;
-            out[h].level = static_cast<double>(factor / w.multiplier[h]);
+            out[h].level = static_cast<double>(factor / w.trial[h]);
             out[h].certificate_after = w.certificate[h];
             out[h].variance = w.moments[h].variance;
         }

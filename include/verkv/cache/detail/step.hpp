@@ -113,18 +113,21 @@ private:
         const auto logits = matrix(w.resident_logits, head.resident.size());
         const auto weights = matrix(w.weights, tokens());
         for (std::size_t g = 0; g < heads(); ++g) {
+            const std::span<float> known{w.scratch.data(), head.resident.size()};
+            std::copy_n(logits.row(g).data(), known.size(), known.data());
+            exponentiate(known, w.shift[g]);
             double spread = 0;
             double planned = 0;
             double denominator = 0;
-            for (std::size_t i = 0; i < head.resident.size(); ++i) {
+            for (std::size_t i = 0; i < known.size(); ++i) {
                 const token_index t = head.resident_token[i];
-                const double expansion = 1 + static_cast<double>(head.odds[t]);  // 1/r
-                const double m = std::exp(static_cast<double>(logits.row(g)[i]) - static_cast<double>(w.shift[g]));
-                denominator += m * expansion;
-                if (head.odds[t] > 0) {
-                    const auto estimate = static_cast<double>(weights.row(g)[t]);
-                    planned += estimate * expansion;
-                    spread += m * m / (std::max)(estimate, 1e-30) * expansion;
+                const float odds = head.odds[t];
+                const float share = known[i] * (1 + odds);  // m/r
+                denominator += static_cast<double>(share);
+                if (odds > 0) {
+                    const float estimate = larger(weights.row(g)[t], 1e-30f);
+                    planned += static_cast<double>(estimate * (1 + odds));
+                    spread += static_cast<double>(share) * static_cast<double>(known[i] / estimate);
                 }
             }
             const double share = w.total[g] / denominator;
@@ -252,6 +255,12 @@ private:
             const auto probability = matrix(w.resident_probability, head.resident.size()).row(g);
             const auto fetched_log_weight = fetched_view(w.fetched_log_weight, 0, tokens());
             const auto fetched_probability = fetched_view(w.fetched_probability, 0, tokens());
+            head_reports[g].rows_shrunk = static_cast<std::uint32_t>(p.shrunk);
+            head_reports[g].certificate_after = p.certificate_after;
+            if (g > 0 && p.entries == w.plans[0].entries) {  // a joint plan
+                copy_uses(0, g);
+                continue;
+            }
             std::uint32_t planned = 0;
             for (const plan_entry& e : p.entries) {
                 if (const std::uint32_t slot = head.slot[e.token]; slot != head.offloaded) {
@@ -282,9 +291,23 @@ private:
                 }
             }
             head_reports[g].rows_planned = planned;
-            head_reports[g].rows_shrunk = static_cast<std::uint32_t>(p.shrunk);
-            head_reports[g].certificate_after = p.certificate_after;
         }
+    }
+
+    /// What one head's plan made of the sample, for another with the same plan.
+    void copy_uses(std::size_t from, std::size_t to) {
+        const std::size_t resident = head.resident.size();
+        const std::size_t fetched = w.fetched.size();
+        const auto copy = [&](const matrix_view<float>& m, std::size_t n) {
+            std::copy_n(m.row(from).data(), n, m.row(to).data());
+        };
+        copy(matrix(w.resident_log_weight, resident), resident);
+        copy(fetched_view(w.fetched_log_weight, 0, tokens()), fetched);
+        if (checks()) {
+            copy(matrix(w.resident_probability, resident), resident);
+            copy(fetched_view(w.fetched_probability, 0, tokens()), fetched);
+        }
+        head_reports[to].rows_planned = head_reports[from].rows_planned;
     }
 
     /// Calls use(first, rows) for the fetched rows from `from` on, staged, as many at a time as there is room for.

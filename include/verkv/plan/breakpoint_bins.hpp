@@ -116,13 +116,12 @@ public:
     }
 
     /// The largest edge with a Bernstein certificate below epsilon, 0 if there is none; l = ln(2/delta).
-    /// The certificate grows with kappa: the scan stops at the first edge that fails.
+    /// b = kappa between breakpoints and less beyond them: an edge may certify above one that does not. O(edges()).
     [[nodiscard]] float largest_certified(double epsilon, double log_term) const {
         float best = 0;
         scan([&](float kappa, const bernstein_moments& m) {
-            const bool holds = bernstein_bound(m, log_term) < epsilon;
-            best = holds ? kappa : best;
-            return holds;
+            best = bernstein_bound(m, log_term) < epsilon ? kappa : best;
+            return true;
         });
         return best;
     }

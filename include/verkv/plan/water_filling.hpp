@@ -267,7 +267,8 @@ private:
         for (std::size_t i = 0; i < w.picked.count(); ++i) {
             bins.add(w.picked.mass(0)[i], w.picked.odds()[i]);
         }
-        float kappa = bins.largest_certified(t.epsilon, log_term);
+        // In the bins b = kappa: what a probe certifies by its own b they may not.
+        float kappa = larger(bins.largest_certified(t.epsilon, log_term), best > 0 ? probes[best - 1] : 0.0f);
         kappa = raise(kappa, 1 + 1.0f / breakpoint_bins::per_octave, 0x1p-10f,
                       [&](float k) { return certifies(own_moments(w, k)); });
         if constexpr (!plain) {

@@ -232,7 +232,8 @@ private:
         }
         // V <= kappa sum m and b <= kappa: every kappa below `low` certifies. None above `high` does that leaves a
         // token between r and 1, b being kappa.
-        const double low = t.epsilon * t.epsilon / (2 * log_term * (mass + t.epsilon / 3)) * (1 - 0x1p-12);
+        const double low =
+            (std::max)(t.epsilon * t.epsilon / (2 * log_term * (mass + t.epsilon / 3)) * (1 - 0x1p-12), 0x1p-200);
         const double high = (std::max)(low, 1.5 * t.epsilon / log_term);
         const auto as_level = [](double x) { return static_cast<float>((std::clamp)(x, 0x1p-120, 0x1p100)); };
         const double step = std::pow(high / low, 0.25);

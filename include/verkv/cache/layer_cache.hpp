@@ -508,12 +508,12 @@ private:
             r.draw_positions.reserve(config_.max_tokens);
             r.heads = std::move(heads);
         }
-        std::vector<Sketch> sketches(r.heads.size(), prototype_);
-        for (std::size_t h = 0; h < r.heads.size(); ++h) {
-            auto& head = r.heads[h];
+        for (auto& head : r.heads) {
+            head.sketch = prototype_;  // the last thing that may throw
+        }
+        for (auto& head : r.heads) {
             staging_.allocate(staging_rows_);
             head.staging.open(staging_rows_, config_.max_tokens);
-            head.sketch = std::move(sketches[h]);
             std::fill(head.centre.begin(), head.centre.end(), 0.0f);
         }
     }

@@ -312,8 +312,9 @@ private:
 
     static void write_entry(token_index token, float wish, float odds, verkv::plan& out) {
         if (wish + wish * odds > 1) {
-            out.entries.push_back(
-                {token, larger(smaller(wish, 1.0f), detail::probability_of(static_cast<double>(odds))), 1});
+            // Where the certificate has m at kappa, and so r' = 1, a product by 1/kappa must not fall short of it.
+            const float raised = wish > 1 - 0x1p-20f ? 1.0f : wish;
+            out.entries.push_back({token, larger(raised, detail::probability_of(static_cast<double>(odds))), 1});
         }
     }
 

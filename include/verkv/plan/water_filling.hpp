@@ -360,15 +360,26 @@ private:
             }
         }
         detail::set_wishes(w.picked, w.trial, combine::root_sum_square);
-        float factor = 1;
-        while (factor > 0x1p-20f && !all_hold(factor)) {
-            factor *= 0.95f;
+        // Where that was too little: back towards the heads' own levels, no further, as what they raise is picked.
+        for (int round = 0; round < 120 && !all_hold(1); ++round) {
+            for (std::size_t h = 0; h < m.size(); ++h) {
+                w.trial[h] = smaller(w.trial[h] * 1.05f, w.multiplier[h]);
+            }
+            detail::set_wishes(w.picked, w.trial, combine::root_sum_square);
         }
-        factor = raise(factor, 1.05f, 0x1p-8f, all_hold);
+        // The heads' own levels hold but for a rounding.
+        const auto holding = [&] {
+            float factor = 1;
+            while (factor > 0.5f && !all_hold(factor)) {
+                factor *= 1 - 0x1p-16f;
+            }
+            return factor;
+        };
+        float factor = raise(holding(), 1.05f, 0x1p-8f, all_hold);
         if (detail::expected_rows(w.picked, factor) > union_rows) {
             w.trial.assign(w.multiplier.begin(), w.multiplier.end());
             detail::set_wishes(w.picked, w.trial, combine::largest);
-            factor = raise(1, 1.1f, 0x1p-8f, all_hold);
+            factor = raise(holding(), 1.1f, 0x1p-8f, all_hold);
         }
         write_joint(m, factor, t, w, out);
     }

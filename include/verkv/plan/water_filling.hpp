@@ -41,7 +41,7 @@ struct water_filling {
     /// Memory that is reused from step to step.
     struct workspace {
         detail::raised_tokens picked;
-        std::vector<float> inverse, multiplier, trial;
+        std::vector<float> inverse, multiplier, reach, trial;
         std::vector<typename Tail::summary> rest;
         std::vector<bernstein_moments> moments;
         std::vector<double> certificate;
@@ -50,7 +50,7 @@ struct water_filling {
         /// Makes plans of up to n tokens for a group of heads allocation-free.
         void reserve(std::size_t n, std::size_t heads = 1) {
             picked.reserve(n, heads);
-            for (auto* v : {&inverse, &multiplier, &trial}) {
+            for (auto* v : {&inverse, &multiplier, &reach, &trial}) {
                 v->reserve(heads);
             }
             rest.reserve(heads);
@@ -87,6 +87,12 @@ struct water_filling {
         }
         if (joint && any) {
             plan_jointly(m, t, w, out);
+            // A tail that decides differently for the same tokens in other blocks: each head by itself holds.
+            const bool holds = std::all_of(out.begin(), out.end(),
+                                           [&](const verkv::plan& p) { return p.certificate_after < t.epsilon; });
+            for (std::size_t h = 0; h < m.size() && !holds; ++h) {
+                plan(exec, m[h], t, w, out[h]);
+            }
         }
     }
 
@@ -330,11 +336,19 @@ private:
         out.raised = out.entries.size();
     }
 
+    /// Picks what the multipliers raise, and sets its wishes. A tail that resolves the size of terms gets tokens near
+    /// that one by one, too: in blocks they count as larger than they are.
     void pick_group(std::span<const masses_view> m, workspace& w) const {
+        using detail::combine;
         w.rest.resize(m.size());
         w.moments.resize(m.size());
         w.certificate.resize(m.size());
-        detail::pick_raised<summary>(m, w.inverse, w.multiplier, detail::combine::root_sum_square, w.picked, w.rest);
+        // Bernstein's inequality needs the tokens that are raised alone; a tail that resolves terms, those near them.
+        w.reach.assign(w.multiplier.begin(), w.multiplier.end());
+        for (float& a : w.reach) {
+            a *= plain ? 1.0f : 16.0f;
+        }
+        detail::pick_raised<summary>(m, w.inverse, w.reach, detail::combine::root_sum_square, w.picked, w.rest);
         w.group_picked = true;
     }
 

@@ -287,8 +287,13 @@ private:
             kappa = 0x1p-126f;
             detail::pick_raised(m, inverse, 0, w.picked, w.rest[0]);
         }
-        out.level = static_cast<double>(kappa);
         certify_own(m, kappa, t, w, out);
+        // What a tail's holds() accepts, its bound() may have above epsilon by a rounding.
+        while (!(out.certificate_after < t.epsilon) && kappa > 0x1p-126f) {
+            kappa *= 1 - 0x1p-10f;
+            certify_own(m, kappa, t, w, out);
+        }
+        out.level = static_cast<double>(kappa);
         return true;
     }
 

@@ -131,7 +131,7 @@ struct water_filling {
         w.rest.resize(1);
         for (std::size_t h = 0; h < m.size(); ++h) {
             const auto kappa = static_cast<float>(level[h]);
-            detail::pick_raised(m[h], detail::inverse_reference(m[h]), kappa, w.picked, w.rest[0]);
+            detail::pick_raised(m[h], detail::inverse_reference(m[h]), kappa / one_by_one, w.picked, w.rest[0]);
             out[h].level = level[h];
             certify_own(m[h], kappa, t, w, out[h]);
             write_own(kappa, w, out[h]);
@@ -142,6 +142,9 @@ private:
     using summary = typename Tail::summary;
     static constexpr bool plain = std::is_same_v<Tail, bernstein_tail>;
     static constexpr float unlimited = std::numeric_limits<float>::infinity();
+    /// How far below the level tokens are picked. A tail that resolves the size of terms gets those near it one by one:
+    /// in blocks they count as larger than they are.
+    static constexpr float one_by_one = plain ? 1.0f : 64.0f;
 
     static void check_group(std::span<const masses_view> m, std::size_t plans) {
         detail::check(plans == m.size(), plans, " plans for ", m.size(), " query heads");
@@ -341,17 +344,15 @@ private:
         out.raised = out.entries.size();
     }
 
-    /// Picks what the multipliers raise, and sets its wishes. A tail that resolves the size of terms gets tokens near
-    /// that one by one, too: in blocks they count as larger than they are.
+    /// Picks what the multipliers raise. Wishes are set_wishes()'s to set.
     void pick_group(std::span<const masses_view> m, workspace& w) const {
         using detail::combine;
         w.rest.resize(m.size());
         w.moments.resize(m.size());
         w.certificate.resize(m.size());
-        // Bernstein's inequality needs the tokens that are raised alone; a tail that resolves terms, those near them.
         w.reach.assign(w.multiplier.begin(), w.multiplier.end());
         for (float& a : w.reach) {
-            a *= plain ? 1.0f : 16.0f;
+            a *= one_by_one;
         }
         detail::pick_raised<summary>(m, w.inverse, w.reach, detail::combine::root_sum_square, w.picked, w.rest);
         w.group_picked = true;
@@ -389,7 +390,7 @@ private:
         // The heads' own levels hold but for a rounding.
         const auto holding = [&] {
             float factor = 1;
-            while (factor > 0.5f && !all_hold(factor)) {
+            for (int round = 0; round < 32 && !all_hold(factor); ++round) {
                 factor *= 1 - 0x1p-16f;
             }
             return factor;

@@ -148,6 +148,12 @@ TEST_CASE("tails: water-filling by Chernoff expects no more rows than by Bernste
                           return static_cast<double>(x.mass[i]) / x.reference / p.level;
                       }) == "");
                 tight += after > 0.85 * t.epsilon;
+                verkv::water_filling<chernoff_tail>::workspace w;
+                plan again;
+                verkv::water_filling<chernoff_tail>{}.plan_at(cpu{}, std::vector<masses_view>{view_of(x, space)},
+                                                              std::vector<double>{p.level}, t, w, {&again, 1});
+                CHECK(again.entries == p.entries);
+                CHECK(again.certificate_after <= p.certificate_after * 1.02);
             }
             if (other > 0.5) {
                 log_ratio += std::log(std::max(own, 0.01) / other);

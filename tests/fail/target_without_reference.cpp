@@ -1,5 +1,6 @@
-// expect: target.*same_as
+// expect: weight_target.*same_as
 #include "verkv/core/concepts.hpp"
+#include "verkv/cpu/executor.hpp"
 
 struct model {
 #ifdef VERKV_MUST_FAIL
@@ -13,4 +14,5 @@ struct model {
 #endif
 };
 
-static_assert(verkv::target<model>);
+static_assert(verkv::weight_target<model>);  // what a target lacks is said of the kind that it is meant to be
+static_assert(verkv::target<model, verkv::cpu>);

@@ -50,8 +50,8 @@ inline std::vector<combination> combinations(const settings& s) {
                 return;
             }
         }
-        if (exact && c.target == "denominator") {
-            c.check = "none";  // the weights are known
+        if (c.target == "denominator" && (exact || (c.bounds == "sketch" && has_bounds(c.sketch)))) {
+            c.check = "none";  // proven as it stands
         }
         if (exact) {
             c.exact_for = "shortlist";

@@ -12,8 +12,9 @@ namespace verkv::inline v0 {
 /// that fail are lowered, the rows this adds are fetched, and the sample is looked at again; after the last round
 /// everything that is left is fetched. Levels lie on the grid kappa_0 step^-k, fixed before the draw.
 ///
-/// Takes a planner that can be lowered (plan_at()); others are not checked. Weights that are exact make the check of a
-/// denominator idle: it is then left out.
+/// Takes a planner that can be lowered (plan_at()), and a target that is the denominator or looks at values; others are
+/// not checked. It is left out where a plan is proven as it stands: weights that are exact, or bounded with the bounds
+/// carried, and a target that guesses nothing.
 struct sample_check {
     static constexpr std::size_t most_rounds = 15;
 

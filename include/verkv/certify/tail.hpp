@@ -17,6 +17,7 @@ namespace verkv::inline v0 {
 ///     summary.add_block(count, variance, largest_lift, largest_mass, largest_term)   // `count` tokens with lambda =
 ///     1:
 ///                              // sum of m^2 odds; largest m odds, m and m max(1, odds), or anything above these
+///     const bernstein_moments& summary.moments() const;   // beta, V, b
 ///     double bound(summary, delta, space) const;   // t with P(error > t) <= delta; NaN where that is not known
 ///     bool holds(summary, epsilon, delta, space) const;   // bound() < epsilon, decided sooner
 template <class T>
@@ -26,6 +27,7 @@ concept tail = std::default_initializable<typename T::summary> && std::copyable<
     s.add(x, x, x, x);
     s.add_block(count, x, x, x, x);
     s += other;
+    { other.moments() } -> std::convertible_to<const bernstein_moments&>;
     { t.bound(other, x, space) } -> std::same_as<double>;
     { t.holds(other, x, x, space) } -> std::same_as<bool>;
 };

@@ -43,6 +43,9 @@ struct output {
         return {weight, odds, larger(total * limit(t, v.norm), 0x1p-100), error_space::vector, mass};
     }
 
+    /// Whether masses and reference guess nothing: a plan then needs no check.
+    [[nodiscard]] bool certain() const { return radius == radius_rule::certain && value_scale > 0; }
+
     /// What t/D^ may be for the promise to hold: epsilon times this is the largest error allowed.
     [[nodiscard]] double limit(tolerance t, double norm) const {
         return value_scale > 0 ? value_scale : norm / (1 + t.epsilon);

@@ -41,9 +41,9 @@ concept scorer = requires(const S& s, const Backend& exec, const prompt<T>& p, s
 ///
 ///     void fit(const Backend&, rows<T> keys);
 ///     void append(const Backend&, rows<T> keys);
-///     void estimate(const Backend&, rows<float> queries, float scale, matrix_view<float> logits) const;   // [G,
-///     size()] std::size_t size() const;    // tokens held std::size_t bytes() const;   // memory that stands in for
-///     the keys
+///     void estimate(const Backend&, rows<float> queries, float scale, matrix_view<float> logits) const;
+///     std::size_t size() const;    // tokens held
+///     std::size_t bytes() const;   // memory that stands in for the keys
 ///
 /// estimate() allocates nothing. erasable_sketch adds the removal of tokens; caches rebuild a sketch that has none.
 template <class S, class Backend, class T>
@@ -87,6 +87,7 @@ concept erasable_sketch = requires(S s, std::size_t first, std::size_t last) {
 ///     masses_view masses(const Backend&, std::span<float> weight, std::span<const float> odds, double total,
 ///                        const value_facts&, tolerance) const;
 ///     double limit(tolerance, double output_norm) const;
+///     bool certain() const;   // nothing is guessed: no check is needed
 template <class S>
 concept weight_target = requires(const S& s, std::span<const float> weight, std::span<const float> odds, double total) {
     { s.masses(weight, odds, total) } -> std::same_as<masses_view>;
@@ -97,6 +98,7 @@ concept value_target = requires(const S& s, const Backend& exec, std::span<float
                                 double total, const value_facts& v, tolerance t) {
     { s.masses(exec, weight, odds, total, v, t) } -> std::same_as<masses_view>;
     { s.limit(t, total) } -> std::same_as<double>;
+    { s.certain() } -> std::convertible_to<bool>;
 };
 
 template <class S, class Backend>
@@ -116,8 +118,8 @@ concept planner = requires(const P& p, const Backend& exec, masses_view m, toler
 
 /// A planner that plans for all query heads of a KV head at once; it is asked to wherever it can.
 ///
-///     void plan_group(const Backend&, std::span<const masses_view>, tolerance, workspace&, std::span<verkv::plan> out)
-///     const;
+///     void plan_group(const Backend&, std::span<const masses_view>, tolerance, workspace&,
+///                     std::span<verkv::plan> out) const;
 template <class P, class Backend>
 concept group_planner = planner<P, Backend> && requires(const P& p, const Backend& exec, std::span<const masses_view> m,
                                                         tolerance t, typename P::workspace& w, std::span<plan> out) {

@@ -27,9 +27,19 @@ struct step : weighing<T, Sketch, Planner, Exact, Backend> {
 
     static constexpr bool needs_values = value_target<Target, Backend>;
     static constexpr bool can_lower = lowering_planner<Planner, Backend>;
-    static constexpr bool weights_are_known = is_exact<Sketch> && !needs_values;
+    /// What the check knows how to look at. Another target of weights has masses that are its own affair.
+    static constexpr bool can_check = can_lower && (needs_values || std::is_same_v<Target, denominator>);
 
-    [[nodiscard]] bool checks() const { return can_lower && !weights_are_known && policies.check.rounds > 0; }
+    /// Plans that are proven as they stand: by weights that are exact or bounded, for a target that guesses nothing.
+    [[nodiscard]] bool proven() const {
+        bool known = is_exact<Sketch> || this->carries_bounds();
+        if constexpr (needs_values) {
+            known = known && target.certain();
+        }
+        return known;
+    }
+
+    [[nodiscard]] bool checks() const { return can_check && policies.check.rounds > 0 && !proven(); }
 
     void run(matrix_view<float> output, std::span<float> lse) {
         lap_timer timer;
@@ -102,6 +112,9 @@ private:
         }
     }
 
+    /// A bound on D this far below the sum of weights leaves no room for an estimate: everything is fetched.
+    static constexpr double least_reference = 0x1p-60;
+
     [[nodiscard]] bool weighable(std::size_t g) const {
         return std::isfinite(w.total[g]) && w.total[g] > 0 && w.reference[g] > 0;
     }
@@ -173,8 +186,7 @@ private:
             if (!weighable(g)) {
                 continue;
             }
-            // A reference that lies far below the sum of weights leaves no room for an estimate.
-            const double reference = larger(w.reference[g], w.total[g] * 0x1p-60);
+            const double reference = larger(w.reference[g], w.total[g] * least_reference);
             if constexpr (needs_values) {
                 double norm = 0;
                 double distance = 0;
@@ -186,8 +198,9 @@ private:
                 }
                 // ||o|| is uncertain by the sample's own error. Where a check follows, the plan starts with room for
                 // it: what is fetched too early is not given back, and what is missing the check finds.
-                w.masses[g] = target.masses(exec, weights.row(g), head.odds, reference * (checks() ? 1.25 : 1.0),
+                w.masses[g] = target.masses(exec, weights.row(g), head.odds, reference,
                                             {head.radius, std::sqrt(distance), std::sqrt(norm)}, promise);
+                w.masses[g].reference *= checks() ? 1.25 : 1.0;
             } else {
                 w.masses[g] = target.masses(weights.row(g), head.odds, reference);
                 if (w.masses[g].total > 0) {
@@ -218,8 +231,10 @@ private:
                 planner.plan(exec, w.masses[g], promise, w.planner, p);
             }
             w.level[g] = p.level;
+            w.holds[g] = !weighable(g) || w.reference[g] >= w.total[g] * least_reference;
             head_reports[g].certificate_before = p.certificate_before;
         }
+        take_everything();
     }
 
     /// Whether a plan uses a token that it raises. One that is not resident had U >= r; where the sample was adopted,
@@ -389,14 +404,15 @@ private:
                 continue;
             }
             const observed_moments seen = observe_head(g);
-            double room = seen.denominator;
+            // t < epsilon D^/(1 + epsilon) implies an error below epsilon D, as D >= D^ - t.
+            double room = seen.denominator / (1 + promise.epsilon);
             if constexpr (needs_values) {
                 double norm = 0;
                 for (std::size_t c = 0; c < value_dim; ++c) {
                     const auto o = static_cast<double>(w.output[g * value_dim + c]);
                     norm += o * o;
                 }
-                room *= target.limit(promise, std::sqrt(norm));
+                room = seen.denominator * target.limit(promise, std::sqrt(norm));
             }
             const double bound = bernstein_bound(seen.moments, log_term);
             head_reports[g].certificate_observed = bound == 0 ? 0 : bound / room;

@@ -45,8 +45,8 @@ struct plan {
     double certificate_after = 0;     ///< relative error certified by this plan
     std::size_t raised = 0;           ///< entries with r' > r
     std::size_t shrunk = 0;           ///< entries with lambda < 1
-    double variance = 0;  ///< V/R^2 at r', where the planner can be lowered
-    double level = 0;     ///< kappa/R of a water-filling plan, infinity where nothing is raised; 0 of any other
+    double variance = 0;              ///< V/R^2 at r', where the planner can be lowered
+    double level = 0;  ///< kappa/R of a water-filling plan, infinity where nothing is raised; 0 of any other
 
     void clear() {
         entries.clear();

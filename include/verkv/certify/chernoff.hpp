@@ -182,7 +182,7 @@ struct chernoff_tail {
             if (count == 0 || largest_term == 0) {
                 return;
             }
-            constexpr std::uint32_t most = std::numeric_limits<std::uint32_t>::max();
+            constexpr std::uint32_t most = (std::numeric_limits<std::uint32_t>::max)();
             const std::uint32_t n = count < most ? static_cast<std::uint32_t>(count) : most;
             variance = larger(variance, tiny);
             bins_.block_up.add(n, variance, largest_lift, 1);
@@ -199,7 +199,7 @@ struct chernoff_tail {
     private:
         friend chernoff_tail;
 
-        static constexpr double tiny = std::numeric_limits<double>::min();
+        static constexpr double tiny = (std::numeric_limits<double>::min)();
 
         bernstein_moments moments_;
         detail::deviation_bins bins_;

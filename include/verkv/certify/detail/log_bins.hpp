@@ -14,11 +14,11 @@ namespace verkv::inline v0::detail {
 /// What a bin knows of its tokens. The deviation of one is the largest that it can have in the direction of the bins;
 /// in the other direction it deviates by `ratio` times as much at most, so that its variance is ratio * deviation^2.
 struct log_bin {
-    double variance = 0;                                 ///< sum
-    float largest = 0;                                   ///< deviation, rounded up
-    float smallest = std::numeric_limits<float>::max();  ///< deviation, rounded down
-    float ratio = 0;                                     ///< largest, rounded up
-    std::uint32_t count = 0;                             ///< stops at its largest value, which stands for any number
+    double variance = 0;                                   ///< sum
+    float largest = 0;                                     ///< deviation, rounded up
+    float smallest = (std::numeric_limits<float>::max)();  ///< deviation, rounded down
+    float ratio = 0;                                       ///< largest, rounded up
+    std::uint32_t count = 0;                               ///< stops at its largest value, which stands for any number
 
     constexpr log_bin& operator+=(const log_bin& other) noexcept {
         variance += other.variance;
@@ -26,13 +26,13 @@ struct log_bin {
         smallest = smaller(other.smallest, smallest);
         ratio = larger(other.ratio, ratio);
         const std::uint32_t sum = count + other.count;
-        count = sum < other.count ? std::numeric_limits<std::uint32_t>::max() : sum;
+        count = sum < other.count ? (std::numeric_limits<std::uint32_t>::max)() : sum;
         return *this;
     }
 
     /// Number of tokens, or more.
     [[nodiscard]] constexpr double tokens() const noexcept {
-        return count < std::numeric_limits<std::uint32_t>::max() ? static_cast<double>(count) : 0x1p64;
+        return count < (std::numeric_limits<std::uint32_t>::max)() ? static_cast<double>(count) : 0x1p64;
     }
 };
 

@@ -40,7 +40,8 @@ namespace verkv::inline v0::detail {
     const double a = static_cast<double>(dimensions - 1) / 2;
     // B(a, 1/2) from B(1/2, 1/2) = pi or B(1, 1/2) = 2.
     double beta = dimensions % 2 == 0 ? std::numbers::pi : 2.0;
-    for (double s = dimensions % 2 == 0 ? 0.5 : 1.0; s < a - 0.25; s += 1) {
+    for (std::size_t twice = dimensions % 2 == 0 ? 1 : 2; twice + 1 < dimensions; twice += 2) {
+        const double s = static_cast<double>(twice) / 2;
         beta *= s / (s + 0.5);
     }
     const double sine = std::sin(angle);

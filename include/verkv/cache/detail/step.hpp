@@ -532,7 +532,7 @@ private:
                 }
             }
             p.raised = p.entries.size();
-            p.certificate_after = 0;
+            p.certificate_after = p.variance = 0;
         }
     }
 

@@ -1,4 +1,6 @@
 // Deciding, one query head: the shortlist and the planners, on weights as peaked as real attention's.
+#include <cmath>
+
 #include "common.hpp"
 #include "plain_read.hpp"
 #include "verkv/certify/chernoff.hpp"
@@ -9,6 +11,13 @@
 
 namespace {
 
+/// A call of its own, so that instructions can be counted: valgrind --tool=callgrind --toggle-collect='*decide*'.
+template <class Planner>
+[[gnu::noinline]] void decide(const Planner& planner, const decision& d, double epsilon,
+                              typename Planner::workspace& workspace, verkv::plan& out) {
+    planner.plan(verkv::cpu{}, {d.mass, d.odds, d.total}, {epsilon, 0.1}, workspace, out);
+}
+
 template <class Planner>
 void plan(benchmark::State& state, const Planner& planner, double epsilon) {
     const decision d(static_cast<std::size_t>(state.range(0)));
@@ -16,7 +25,7 @@ void plan(benchmark::State& state, const Planner& planner, double epsilon) {
     workspace.reserve(d.mass.size());
     verkv::plan out;
     for (auto _ : state) {
-        planner.plan(verkv::cpu{}, {d.mass, d.odds, d.total}, {epsilon, 0.1}, workspace, out);
+        decide(planner, d, epsilon, workspace, out);
         benchmark::DoNotOptimize(out.entries.data());
     }
     declare(state, d.mass.size() * 2 * sizeof(float), d.mass.size());
@@ -48,6 +57,31 @@ void water_filling(benchmark::State& state) {
     plan(state, verkv::water_filling<>{}, static_cast<double>(state.range(1)) / 1000);
 }
 BENCHMARK(water_filling)->Apply(plan_axes);
+
+/// The same 10^4 tokens over and over, and epsilon as much smaller as the variance: decisions of equal difficulty.
+void water_filling_tiled(benchmark::State& state) {
+    const auto n = static_cast<std::size_t>(state.range(0));
+    decision d(10000);
+    const std::size_t tiles = n / d.mass.size();
+    const auto mass = d.mass;
+    const auto odds = d.odds;
+    for (std::size_t t = 1; t < tiles; ++t) {
+        d.mass.insert(d.mass.end(), mass.begin(), mass.end());
+        d.odds.insert(d.odds.end(), odds.begin(), odds.end());
+    }
+    d.total *= static_cast<double>(tiles);
+    const verkv::water_filling<> planner;
+    verkv::water_filling<>::workspace workspace;
+    workspace.reserve(n);
+    verkv::plan out;
+    for (auto _ : state) {
+        decide(planner, d, 0.05 / std::sqrt(static_cast<double>(tiles)), workspace, out);
+        benchmark::DoNotOptimize(out.entries.data());
+    }
+    declare(state, n * 2 * sizeof(float), n);
+    state.counters["listed_%"] = 100.0 * static_cast<double>(out.raised) / static_cast<double>(n);
+}
+BENCHMARK(water_filling_tiled)->ArgName("n")->Arg(10000)->Arg(100000)->Arg(1000000);
 
 void water_filling_chernoff(benchmark::State& state) {
     plan(state, verkv::water_filling<verkv::chernoff_tail>{}, static_cast<double>(state.range(1)) / 1000);

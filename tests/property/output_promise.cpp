@@ -179,7 +179,8 @@ TEST_CASE("output: radii that are certain bound the distance from the output, an
     dice d(51);
     for (int round = 0; round < 200; ++round) {
         const auto kind = all_values[d.below(6)];
-        const scene s(d, 1 + d.below(200), 1 + d.below(40), kind, probabilities::importance);
+        const std::size_t tokens = 1 + d.below(200);
+        const scene s(d, tokens, 1 + d.below(40), kind, probabilities::importance);
         const tolerance t{0.1, 0.1};
         for (const double scale : {0.0, 2.5}) {
             verkv::masses_view seen;

@@ -149,8 +149,7 @@ TEST_CASE("water-filling: no plan of as small a variance expects fewer rows") {
     dice d(41);
     std::size_t raising = 0, partly = 0;
     for (int round = 0; round < 400; ++round) {
-        const decision x =
-            random_decision(d, 1 + d.below(6), all_weights[d.below(6)], all_probabilities[d.below(5)], 0, 0);
+        const decision x = any_decision(d, 1 + d.below(6), 0, 0);
         const double before = planned(x, {1e9, 0.1}).certificate_before;
         if (!(before > 0)) {
             continue;
@@ -180,14 +179,16 @@ TEST_CASE("water-filling: no plan of as small a variance expects fewer rows") {
     CHECK(partly > 150);
 }
 
-// Given each head's b, its certificate is a limit on its variance: two linear constraints. Of many tokens, as b jumps.
+// Given each head's b, its certificate is a limit on its variance: two linear constraints. Of many tokens without ties,
+// as b jumps.
 TEST_CASE("water-filling: a joint plan of two heads is near the optimum of its two constraints") {
     dice d(42);
     double worst = 0;
     std::size_t raising = 0;
     for (int round = 0; round < 60; ++round) {
-        const decision first =
-            random_decision(d, 100 + d.below(200), all_weights[d.below(6)], all_probabilities[d.below(4)], 0, 0);
+        const std::size_t n = 100 + d.below(200);
+        const weights kind = all_weights[d.below(4)];
+        const decision first = random_decision(d, n, kind, all_probabilities[d.below(5)], 0, 0);
         std::vector<float> mass = first.mass;
         const double spread = d.between(0, 2);
         for (float& m : mass) {

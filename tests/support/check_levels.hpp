@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,13 @@
 #include "verkv/plan/water_filling.hpp"
 
 namespace support {
+
+/// A random decision of any kind. Its draws come one after the other, whatever the compiler.
+inline decision any_decision(dice& d, std::size_t n, double certain = 0.1, double silent = 0.01) {
+    const weights w = all_weights[d.below(std::size(all_weights))];
+    const probabilities p = all_probabilities[d.below(std::size(all_probabilities))];
+    return random_decision(d, n, w, p, certain, silent);
+}
 
 /// Moments of all of L when token i has r'; from odds' = (1-r')/r'.
 template <class Odds>

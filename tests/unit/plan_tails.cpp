@@ -49,10 +49,6 @@ double certified(const decision& d, const plan& p, error_space space, tolerance 
     return verkv::chernoff_certificate(cpu{}, d.mass, probabilities_of(d, p), lambda, t, space);
 }
 
-decision any_decision(dice& d, std::size_t n) {
-    return random_decision(d, n, all_weights[d.below(6)], all_probabilities[d.below(5)], 0.1, 0.01);
-}
-
 tolerance any_tolerance(dice& d) {
     return {d.log_between(1e-3, 0.7), d.chance(0.5) ? 0.1 : d.log_between(1e-5, 0.9)};
 }

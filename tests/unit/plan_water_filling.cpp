@@ -32,9 +32,9 @@ plan planned(const decision& d, tolerance t) {
     return planned(d.view(), t);
 }
 
-decision any_decision(dice& d, std::size_t n) {
-    return random_decision(d, n, all_weights[d.below(6)], all_probabilities[d.below(5)],
-                           d.chance(0.5) ? 0 : d.uniform());
+decision random_size(dice& d, std::size_t least, std::size_t below) {
+    const std::size_t n = least + d.below(below);
+    return any_decision(d, n, d.chance(0.5) ? 0 : 0.9 * d.uniform());
 }
 
 /// Somewhere along the curve of the certificate, or anywhere.
@@ -54,7 +54,7 @@ TEST_CASE("water-filling: the largest level that certifies, and the entries it r
     std::size_t raising = 0, idle = 0;
     for (int round = 0; round < 300; ++round) {
         for (const std::size_t n : {1u, 2u, 3u, 7u, 16u, 63u, 64u, 65u, 300u, 1023u, 1025u, 3000u}) {
-            const decision x = any_decision(d, n);
+            const decision x = random_size(d, n, 1);
             const tolerance t = any_tolerance(d, x);
             const plan p = planned(x, t);
             const std::string fault = level_fault(x, p, t);
@@ -105,7 +105,7 @@ TEST_CASE("water-filling: a single token, at any epsilon") {
 TEST_CASE("water-filling: a larger epsilon or delta never asks for more") {
     dice d(13);
     for (int round = 0; round < 40; ++round) {
-        const decision x = any_decision(d, 500);
+        const decision x = random_size(d, 500, 1);
         const bool by_delta = round % 2 == 1;
         plan last;
         for (int i = 0; i < 40; ++i) {
@@ -125,7 +125,7 @@ TEST_CASE("water-filling: a larger epsilon or delta never asks for more") {
 TEST_CASE("water-filling: the order of the tokens does not matter") {
     dice d(14);
     for (int round = 0; round < 60; ++round) {
-        const decision x = any_decision(d, 10 + d.below(2000));
+        const decision x = random_size(d, 10, 2000);
         std::vector<std::size_t> order(x.size());
         std::iota(order.begin(), order.end(), std::size_t{0});
         d.shuffle(order);
@@ -227,7 +227,7 @@ TEST_CASE("water-filling: masses that are not finite certify nothing") {
 TEST_CASE("water-filling: a total that is known, or a bound above it, changes no plan") {
     dice d(17);
     for (int round = 0; round < 100; ++round) {
-        const decision x = any_decision(d, 1 + d.below(500));
+        const decision x = random_size(d, 1, 500);
         const tolerance t = any_tolerance(d, x);
         verkv::masses_view m = x.view();
         m.total = x.reference * d.log_between(1, 100);
@@ -260,7 +260,7 @@ TEST_CASE("water-filling: a plan takes no memory after reserve()") {
     w.reserve(4000);
     out.entries.reserve(4000);
     for (int round = 0; round < 30; ++round) {
-        const decision x = any_decision(d, round == 0 ? 4000 : 1 + d.below(4000));
+        const decision x = random_size(d, round == 0 ? 4000 : 1, round == 0 ? 1 : 4000);
         const tolerance t{d.log_between(1e-6, 1), 0.1};
         CHECK(allocations_of([&] { planner{}.plan(cpu{}, x.view(), t, w, out); }) == 0);
         CHECK(level_fault(x, out, t) == "");

@@ -27,7 +27,7 @@ enum class likeness { correlated, independent, identical };
 
 /// The decisions of a group: one r for all heads.
 std::vector<decision> random_group(dice& d, std::size_t heads, std::size_t n, likeness how) {
-    const decision first = random_decision(d, n, all_weights[d.below(6)], all_probabilities[d.below(5)], 0.1, 0.01);
+    const decision first = any_decision(d, n);
     std::vector<decision> group{first};
     while (group.size() < heads) {
         floats mass = first.mass;
@@ -36,7 +36,7 @@ std::vector<decision> random_group(dice& d, std::size_t heads, std::size_t n, li
                 m *= static_cast<float>(std::exp(0.7 * d.normal()));
             }
         } else if (how == likeness::independent) {
-            mass = random_decision(d, n, all_weights[d.below(6)], probabilities::constant, 0, 0.01).mass;
+            mass = any_decision(d, n, 0).mass;
         }
         group.emplace_back(mass, first.r);
     }

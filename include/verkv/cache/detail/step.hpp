@@ -173,13 +173,22 @@ private:
         }
     }
 
+    /// ||o^|| of the last attend() into w.output.
+    [[nodiscard]] double output_norm(std::size_t g) const {
+        double square = 0;
+        for (const float x : matrix(w.output, value_dim).row(g)) {
+            square += static_cast<double>(x) * static_cast<double>(x);
+        }
+        return std::sqrt(square);
+    }
+
     void make_masses(lap_timer& timer) {
         const auto weights = matrix(w.weights, tokens());
         if constexpr (needs_values) {
             // ||o|| and ||o - c|| from the resident rows. It looks at the draw: the check has to make up for it, or a
             // target that needs neither.
             report.decide_seconds += timer.lap();
-            attend({w.output.data(), heads(), value_dim, static_cast<std::ptrdiff_t>(value_dim)}, w.lse, timer);
+            attend(matrix(w.output, value_dim), w.lse, timer);
             report.attend_seconds += timer.lap();
         }
         for (std::size_t g = 0; g < heads(); ++g) {
@@ -188,18 +197,16 @@ private:
             }
             const double reference = larger(w.reference[g], w.total[g] * least_reference);
             if constexpr (needs_values) {
-                double norm = 0;
                 double distance = 0;
                 for (std::size_t c = 0; c < value_dim; ++c) {
-                    const auto o = static_cast<double>(w.output[g * value_dim + c]);
-                    const double d = o - static_cast<double>(head.centre[c]);
-                    norm += o * o;
+                    const double d =
+                        static_cast<double>(w.output[g * value_dim + c]) - static_cast<double>(head.centre[c]);
                     distance += d * d;
                 }
                 // ||o|| is uncertain by the sample's own error. Where a check follows, the plan starts with room for
                 // it: what is fetched too early is not given back, and what is missing the check finds.
                 w.masses[g] = target.masses(exec, weights.row(g), head.odds, reference,
-                                            {head.radius, std::sqrt(distance), std::sqrt(norm)}, promise);
+                                            {head.radius, std::sqrt(distance), output_norm(g)}, promise);
                 w.masses[g].reference *= checks() ? 1.25 : 1.0;
             } else {
                 w.masses[g] = target.masses(weights.row(g), head.odds, reference);
@@ -267,7 +274,7 @@ private:
         for (std::size_t g = 0; g < heads(); ++g) {
             const plan& p = w.plans[g];
             const auto log_weight = matrix(w.resident_log_weight, head.resident.size()).row(g);
-            const auto probability = matrix(w.resident_probability, head.resident.size()).row(g);
+            const auto probability = matrix(w.resident_probability, head.resident.size());
             const auto fetched_log_weight = fetched_view(w.fetched_log_weight, 0, tokens());
             const auto fetched_probability = fetched_view(w.fetched_probability, 0, tokens());
             head_reports[g].rows_shrunk = static_cast<std::uint32_t>(p.shrunk);
@@ -281,7 +288,7 @@ private:
                 if (const std::uint32_t slot = head.slot[e.token]; slot != head.offloaded) {
                     log_weight[slot] = log_weight_of(e);
                     if (checks()) {
-                        probability[slot] = e.probability;
+                        probability.row(g)[slot] = e.probability;
                     }
                     continue;
                 }
@@ -392,7 +399,7 @@ private:
     bool check(lap_timer& timer) {
         if constexpr (needs_values) {
             report.decide_seconds += timer.lap();
-            attend({w.output.data(), heads(), value_dim, static_cast<std::ptrdiff_t>(value_dim)}, w.lse, timer);
+            attend(matrix(w.output, value_dim), w.lse, timer);
             measure_distances(timer);
             report.attend_seconds += timer.lap();
         }
@@ -407,12 +414,7 @@ private:
             // t < epsilon D^/(1 + epsilon) implies an error below epsilon D, as D >= D^ - t.
             double room = seen.denominator / (1 + promise.epsilon);
             if constexpr (needs_values) {
-                double norm = 0;
-                for (std::size_t c = 0; c < value_dim; ++c) {
-                    const auto o = static_cast<double>(w.output[g * value_dim + c]);
-                    norm += o * o;
-                }
-                room = seen.denominator * target.limit(promise, std::sqrt(norm));
+                room = seen.denominator * target.limit(promise, output_norm(g));
             }
             const double bound = bernstein_bound(seen.moments, log_term);
             head_reports[g].certificate_observed = bound == 0 ? 0 : bound / room;

@@ -296,6 +296,23 @@ TEST_CASE("water-filling: the levels of a plan lead back to it, or to more") {
     CHECK(same > 30);
 }
 
+TEST_CASE("water-filling: a workspace that planned for one group's masses plans for another's") {
+    dice d(2611);
+    const auto first = random_group(d, 3, 800, likeness::correlated);
+    const auto second = random_group(d, 3, 800, likeness::correlated);
+    const std::vector<double> level(3, 0.02);
+    verkv::water_filling<> planner;
+    verkv::water_filling<>::workspace used, fresh;
+    std::vector<plan> out(3), expected(3);
+    planner.plan_at(verkv::cpu{}, views_of(first), level, {0.05, 0.1}, used, out);
+    planner.plan_at(verkv::cpu{}, views_of(second), level, {0.05, 0.1}, used, out);
+    planner.plan_at(verkv::cpu{}, views_of(second), level, {0.05, 0.1}, fresh, expected);
+    for (std::size_t h = 0; h < 3; ++h) {
+        CHECK(out[h].entries == expected[h].entries);
+        CHECK(out[h].certificate_after == expected[h].certificate_after);
+    }
+}
+
 TEST_CASE("water-filling: groups and levels that are refused") {
     dice d(27);
     const auto group = random_group(d, 3, 50, likeness::correlated);

@@ -45,7 +45,12 @@ struct water_filling {
         std::vector<typename Tail::summary> rest;
         std::vector<bernstein_moments> moments;
         std::vector<double> certificate;
-        bool group_picked = false;  // the tokens are those that `multiplier` raises, for the masses of the last plan
+        /// Whose masses the picked tokens of a group belong to; none after a head that planned alone.
+        struct source {
+            const float* mass;
+            double reference;
+        };
+        std::vector<source> picked_for;
 
         /// Makes plans of up to n tokens for a group of heads allocation-free.
         void reserve(std::size_t n, std::size_t heads = 1) {
@@ -56,6 +61,7 @@ struct water_filling {
             rest.reserve(heads);
             moments.reserve(heads);
             certificate.reserve(heads);
+            picked_for.reserve(heads);
         }
     };
 
@@ -109,10 +115,11 @@ struct water_filling {
         }
         if (group == group_plan::joint && m.size() > 1) {
             w.trial.clear();
-            bool have = w.group_picked && w.multiplier.size() == m.size();
+            bool have = w.picked_for.size() == m.size();
             for (std::size_t h = 0; h < m.size(); ++h) {
                 w.trial.push_back(static_cast<float>(1 / level[h]));
-                have = have && w.trial[h] <= w.multiplier[h];
+                have = have && w.trial[h] <= w.multiplier[h] && w.picked_for[h].mass == m[h].mass.data() &&
+                       w.picked_for[h].reference == m[h].reference;
             }
             if (!have) {
                 // Levels are lowered step by step: tokens are picked for some steps to come.
@@ -127,7 +134,7 @@ struct water_filling {
             write_joint(m, 1, t, w, out);
             return;
         }
-        w.group_picked = false;
+        w.picked_for.clear();
         w.rest.resize(1);
         for (std::size_t h = 0; h < m.size(); ++h) {
             const auto kappa = static_cast<float>(level[h]);
@@ -233,7 +240,7 @@ private:
         out.clear();
         out.level = static_cast<double>(unlimited);
         w.rest.resize(1);
-        w.group_picked = false;
+        w.picked_for.clear();
         const double log_term = t.log_term();
         const double mass = m.total > 0 ? m.total / m.reference : detail::mass_of_candidates(m, inverse);
         if (!std::isfinite(mass)) {
@@ -355,7 +362,10 @@ private:
             a *= one_by_one;
         }
         detail::pick_raised<summary>(m, w.inverse, w.reach, detail::combine::root_sum_square, w.picked, w.rest);
-        w.group_picked = true;
+        w.picked_for.clear();
+        for (const masses_view& head : m) {
+            w.picked_for.push_back({head.mass.data(), head.reference});
+        }
     }
 
     void plan_jointly(std::span<const masses_view> m, tolerance t, workspace& w, std::span<verkv::plan> out) const {

@@ -31,4 +31,32 @@ void draw(benchmark::State& state) {
 }
 BENCHMARK(draw)->Apply(token_axes);
 
+/// The uniforms that a plan looks at: of every twentieth token, say.
+template <class Look>
+void look(benchmark::State& state, Look&& uniform_of) {
+    const auto n = static_cast<std::size_t>(state.range(0));
+    for (auto _ : state) {
+        std::size_t used = 0;
+        for (std::size_t i = 0; i < n; i += 20) {
+            used += uniform_of(i) < 0.1;
+        }
+        benchmark::DoNotOptimize(used);
+    }
+    state.SetItemsProcessed(static_cast<std::int64_t>(state.iterations()) * static_cast<std::int64_t>(n / 20));
+}
+
+void uniforms_stored(benchmark::State& state) {
+    std::vector<float> stored(static_cast<std::size_t>(state.range(0)));
+    for (std::size_t i = 0; i < stored.size(); ++i) {
+        stored[i] = static_cast<float>(verkv::uniform({.seed = 1}, static_cast<verkv::position_t>(i)));
+    }
+    look(state, [&](std::size_t i) { return static_cast<double>(stored[i]); });
+}
+BENCHMARK(uniforms_stored)->Arg(131072);
+
+void uniforms_recomputed(benchmark::State& state) {
+    look(state, [](std::size_t i) { return verkv::uniform({.seed = 1}, static_cast<verkv::position_t>(i)); });
+}
+BENCHMARK(uniforms_recomputed)->Arg(131072);
+
 }  // namespace

@@ -1,6 +1,4 @@
 // Deciding, one query head: the shortlist and the planners, on weights as peaked as real attention's.
-#include <cmath>
-
 #include "common.hpp"
 #include "plain_read.hpp"
 #include "verkv/certify/chernoff.hpp"
@@ -15,7 +13,8 @@ namespace {
 template <class Planner>
 [[gnu::noinline]] void decide(const Planner& planner, const decision& d, double epsilon,
                               typename Planner::workspace& workspace, verkv::plan& out) {
-    planner.plan(verkv::cpu{}, {d.mass, d.odds, d.total}, {epsilon, 0.1}, workspace, out);
+    planner.plan(verkv::cpu{}, {d.mass, d.odds, d.total, verkv::error_space::scalar, d.total}, {epsilon, 0.1}, workspace,
+                 out);
 }
 
 template <class Planner>
@@ -24,6 +23,7 @@ void plan(benchmark::State& state, const Planner& planner, double epsilon) {
     typename Planner::workspace workspace;
     workspace.reserve(d.mass.size());
     verkv::plan out;
+    out.entries.reserve(d.mass.size());
     for (auto _ : state) {
         decide(planner, d, epsilon, workspace, out);
         benchmark::DoNotOptimize(out.entries.data());
@@ -58,11 +58,22 @@ void water_filling(benchmark::State& state) {
 }
 BENCHMARK(water_filling)->Apply(plan_axes);
 
-/// The same 10^4 tokens over and over, and epsilon as much smaller as the variance: decisions of equal difficulty.
+/// The same 10^4 tokens over and over, with the epsilon at which the same of them are raised each time: per token,
+/// decisions of equal difficulty.
 void water_filling_tiled(benchmark::State& state) {
     const auto n = static_cast<std::size_t>(state.range(0));
     decision d(10000);
     const std::size_t tiles = n / d.mass.size();
+    const verkv::water_filling<> planner;
+    verkv::water_filling<>::workspace workspace;
+    workspace.reserve(n);
+    verkv::plan out;
+    out.entries.reserve(n);
+    planner.plan(verkv::cpu{}, {d.mass, d.odds, d.total, verkv::error_space::scalar, d.total}, {0.05, 0.1}, workspace,
+                 out);
+    const auto share = 1 / static_cast<double>(tiles);
+    const double epsilon =
+        verkv::bernstein_bound({0, out.variance * share, out.level * share}, verkv::tolerance{0.05, 0.1}.log_term());
     const auto mass = d.mass;
     const auto odds = d.odds;
     for (std::size_t t = 1; t < tiles; ++t) {
@@ -70,12 +81,8 @@ void water_filling_tiled(benchmark::State& state) {
         d.odds.insert(d.odds.end(), odds.begin(), odds.end());
     }
     d.total *= static_cast<double>(tiles);
-    const verkv::water_filling<> planner;
-    verkv::water_filling<>::workspace workspace;
-    workspace.reserve(n);
-    verkv::plan out;
     for (auto _ : state) {
-        decide(planner, d, 0.05 / std::sqrt(static_cast<double>(tiles)), workspace, out);
+        decide(planner, d, epsilon, workspace, out);
         benchmark::DoNotOptimize(out.entries.data());
     }
     declare(state, n * 2 * sizeof(float), n);

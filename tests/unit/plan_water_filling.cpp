@@ -88,6 +88,33 @@ TEST_CASE("water-filling: kappa by bisection, where the certificate tells it apa
     }
 }
 
+// Of many tokens the first guess sees every eighth block of 64: here it sees only what weighs little, or only what
+// weighs much, or nothing that can be raised.
+TEST_CASE("water-filling: a layout that misleads the first guess costs time, not rows") {
+    dice d(21);
+    for (const std::size_t n : {8192u, 8200u, 20000u}) {
+        for (int round = 0; round < 12; ++round) {
+            decision x = random_decision(d, n, weights::peaked, probabilities::importance, 0.1, 0);
+            const float factor = static_cast<float>(d.log_between(1e-6, 1e6));
+            for (std::size_t i = 0; i < n; ++i) {
+                if (i / 64 % 8 == 0) {
+                    x.mass[i] *= factor;
+                    if (round % 4 == 3) {
+                        x.r[i] = 1;
+                    }
+                }
+            }
+            x = decision(x.mass, x.r);
+            const tolerance t = any_tolerance(d, x);
+            const std::string fault = level_fault(x, planned(x, t), t);
+            if (!fault.empty()) {
+                INFO("n " << n << ", round " << round << ", factor " << factor << ", epsilon " << t.epsilon);
+                CHECK(fault == "");
+            }
+        }
+    }
+}
+
 // In the bins b is kappa between breakpoints: a level that a probe certified by its own b may have no edge that does.
 TEST_CASE("water-filling: a single token, at any epsilon") {
     for (double epsilon = 0.01; epsilon < 30; epsilon *= 1.01) {

@@ -1,6 +1,7 @@
 // The tokens that a water-filling plan may raise, picked out of all in one pass, and their moments, on the CPU.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -38,6 +39,22 @@ public:
         token_[count_] = static_cast<token_index>(token);
         odds_[count_] = odds;
         return count_++;
+    }
+    /// Adds the tokens first + (bit set) of a single head. A call of its own: few vectors of tokens have any, and what is
+    /// added up of the others stays in registers.
+    [[gnu::noinline]] void add(std::uint32_t bits, std::size_t first, const float* mass, const float* odds,
+                               float inverse) {
+        token_index* const token_out = token_.data();
+        float* const odds_out = odds_.data();
+        float* const mass_out = mass_.data();
+        std::size_t at = count_;
+        for (; bits != 0; bits &= bits - 1, ++at) {
+            const std::size_t token = first + static_cast<std::size_t>(std::countr_zero(bits));
+            token_out[at] = static_cast<token_index>(token);
+            odds_out[at] = odds[token];
+            mass_out[at] = mass[token] * inverse;
+        }
+        count_ = at;
     }
     [[nodiscard]] const token_index* token() const { return token_.data(); }
     [[nodiscard]] const float* odds() const { return odds_.data(); }
@@ -89,6 +106,11 @@ VERKV_ALWAYS_INLINE lanes square_root(const lanes& x) {
 #endif
 }
 
+/// x where the mask's lane is set, else 0.
+VERKV_ALWAYS_INLINE lanes masked(const int_lanes& mask, const lanes& x) {
+    return lanes_cast<lanes>(mask & lanes_cast<int_lanes>(x));
+}
+
 /// Calls use(i, lanes left) for i = first, first + lane_count, ...: lanes left is a constant but for the last ones.
 template <class Use>
 VERKV_ALWAYS_INLINE void for_lanes(std::size_t first, std::size_t last, Use&& use) {
@@ -126,34 +148,43 @@ inline double mass_of_candidates(const masses_view& m, float inverse) {
         });
 }
 
-/// V of all of L at three levels, and V and b at r. O(n), 8 bytes a token.
+/// V of all of L at some levels, and b at r, as every eighth block of tokens has them; few tokens are all looked at.
+inline constexpr std::size_t probe_levels = 4;
 struct probed {
-    double variance[3] = {};
-    bernstein_moments all;
+    double variance[probe_levels] = {};
+    double largest = 0;
 };
-inline probed probe(const masses_view& m, float inverse, const float (&kappa)[3]) {
+inline probed probe(const masses_view& m, float inverse, const float (&kappa)[probe_levels]) {
+    constexpr std::size_t block = 64;
     const std::size_t n = m.mass.size();
+    const std::size_t stride = n < 128 * block ? block : 8 * block;
     probed found;
+    std::size_t seen = 0;
+    const float* mass = m.mass.data();
+    const float* odds = m.odds.data();
     lanes top{};
-    for (std::size_t first = 0; first < n; first += sum_block) {
-        lanes sums[4] = {};
+    for (std::size_t first = 0; first < n; first += stride) {
+        const std::size_t last = smaller(first + block, n);
+        lanes sums[probe_levels] = {};
         for_lanes(
-            first, smaller(first + sum_block, n), [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
-                const lanes x = load_some(m.mass.data() + i, left) * inverse;
-                const lanes full = x * load_some(m.odds.data() + i, left);
-                for (std::size_t k = 0; k < 3; ++k) {
+            first, last, [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
+                const lanes x = load_some(mass + i, left) * inverse;
+                const lanes full = x * load_some(odds + i, left);
+                for (std::size_t k = 0; k < probe_levels; ++k) {
                     const lanes room = kappa[k] - x;
                     sums[k] += x * larger_of(room < full ? room : full, lanes{});
                 }
-                sums[3] += x * full;
                 top = larger_of(full > 0.0f ? larger_of(x, full) : lanes{}, top);
             });
-        for (std::size_t k = 0; k < 3; ++k) {
+        for (std::size_t k = 0; k < probe_levels; ++k) {
             found.variance[k] += static_cast<double>(sum(sums[k]));
         }
-        found.all.variance += static_cast<double>(sum(sums[3]));
+        seen += last - first;
     }
-    found.all.largest = static_cast<double>(largest(top));
+    for (double& v : found.variance) {
+        v *= static_cast<double>(n) / static_cast<double>((std::max)(seen, std::size_t{1}));
+    }
+    found.largest = static_cast<double>(largest(top));
     return found;
 }
 
@@ -196,21 +227,22 @@ struct flat_run {
 
     lanes variance{}, term{}, lift{}, mass{};
 
-    VERKV_ALWAYS_INLINE void add(const int_lanes& picked, const lanes& x, const lanes& o) {
-        const lanes up = x * o;
-        variance += picked ? lanes{} : x * up;
-        const int_lanes out = picked | (o <= 0.0f);
-        term = larger_of(out ? lanes{} : larger_of(x, up), term);
+    /// Tokens of mass x and x o = up, but for those that are picked. `estimated` are the others of L. What is not a
+    /// number stays one in the variance.
+    VERKV_ALWAYS_INLINE void add(const int_lanes& picked, const int_lanes& estimated, const lanes& x, const lanes& up) {
+        variance += masked(~picked, x) * up;
+        term = larger_of(masked(estimated, larger_of(x, up)), term);
         if constexpr (!sums_alone) {
-            lift = larger_of(out ? lanes{} : up, lift);
-            mass = larger_of(out ? lanes{} : x, mass);
+            lift = larger_of(masked(estimated, up), lift);
+            mass = larger_of(masked(estimated, x), mass);
         }
     }
 
     VERKV_ALWAYS_INLINE void close(Summary& to) {
         const float top = largest(term);
-        if (!(top == 0)) {
-            to.add_block(length, static_cast<double>(sum(variance)), static_cast<double>(largest(lift)),
+        const float spread = sum(variance);
+        if (!(top == 0 && spread == 0)) {
+            to.add_block(length, static_cast<double>(spread), static_cast<double>(largest(lift)),
                          static_cast<double>(largest(mass)), static_cast<double>(top));
         }
         *this = {};
@@ -221,21 +253,24 @@ struct flat_run {
 template <class Summary>
 void pick_raised(const masses_view& m, float inverse, float floor, raised_tokens& picked, Summary& rest) {
     const std::size_t n = m.mass.size();
+    const float* mass = m.mass.data();
+    const float* odds = m.odds.data();
     picked.reset(n, 1);
     rest = {};
-    flat_run<Summary> run;
-    for (std::size_t first = 0; first < n; first += run.length) {
-        const std::size_t last = smaller(first + run.length, n);
+    for (std::size_t first = 0; first < n; first += flat_run<Summary>::length) {
+        flat_run<Summary> run;
         for_lanes(
-            first, last, [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
-                const lanes x = load_some(m.mass.data() + i, left) * inverse;
-                const lanes o = load_some(m.odds.data() + i, left);
-                const int_lanes hit = (x + x * o > floor) & (o > 0.0f);
-                run.add(hit, x, o);
-                for (std::uint32_t bits = bits_of(hit); bits != 0; bits &= bits - 1) {
-                    const std::size_t token = i + static_cast<std::size_t>(std::countr_zero(bits));
-                    const std::size_t at = picked.add(token, m.odds[token]);
-                    picked.mass(0)[at] = m.mass[token] * inverse;
+            first, smaller(first + run.length, n),
+            [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
+                const lanes x = load_some(mass + i, left) * inverse;
+                const lanes o = load_some(odds + i, left);
+                const lanes up = x * o;
+                const int_lanes in = o > 0.0f;
+                const int_lanes above = x + up > floor;
+                const int_lanes hit = in & above;
+                run.add(hit, in & ~above, x, up);
+                if (const std::uint32_t bits = bits_of(hit); bits != 0) {
+                    picked.add(bits, i, mass, odds, inverse);
                 }
             });
         run.close(rest);
@@ -275,9 +310,12 @@ void pick_raised(std::span<const masses_view> m, std::span<const float> inverse,
                     }
                     const lanes most = 1.0f + o;  // of 1/r
                     const lanes scaled = wish * (how == combine::largest ? most : most * most);
-                    const int_lanes hit = (scaled > 1.0f) & (o > 0.0f);
+                    const int_lanes in = o > 0.0f;
+                    const int_lanes above = scaled > 1.0f;
+                    const int_lanes hit = in & above;
                     for (std::size_t h = 0; h < some; ++h) {
-                        run[h].add(hit, load_some(m[group + h].mass.data() + i, left) * inverse[group + h], o);
+                        const lanes x = load_some(m[group + h].mass.data() + i, left) * inverse[group + h];
+                        run[h].add(hit, in & ~above, x, x * o);
                     }
                     for (std::uint32_t bits = group == 0 ? bits_of(hit) : 0; bits != 0; bits &= bits - 1) {
                         const auto lane = static_cast<std::size_t>(std::countr_zero(bits));

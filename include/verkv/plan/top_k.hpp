@@ -37,7 +37,9 @@ inline void top_k(const cpu&, std::span<const float> score, std::size_t k, top_k
         return;
     }
     const std::size_t n = score.size();
-    const std::size_t block = smaller<std::size_t>(64, n / (2 * smaller(k, n + 1)) + 1);
+    // Some two blocks for each that is asked for, of whole vectors where there are enough scores.
+    const std::size_t wanted = smaller<std::size_t>(64, n / (2 * smaller(k, n + 1)) + 1);
+    const std::size_t block = wanted > detail::lane_count ? wanted - wanted % detail::lane_count : wanted;
     float bound = outside;
     w.tops.clear();
     for (std::size_t first = 0; first < n; first += block) {

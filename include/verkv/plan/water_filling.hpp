@@ -26,9 +26,11 @@ enum class group_plan {
 /// r' = max(r, min(1, m/kappa)), lambda = 1, with the largest kappa whose certificate is below epsilon [beyond §1, §2].
 /// Of all plans whose variance is as small it expects to fetch the fewest rows (r' in proportion to m: Lagrange).
 ///
-/// One pass picks the tokens that any kappa in question can raise and adds up the others; their breakpoints are binned
-/// (breakpoint_bins), the largest edge that certifies is taken, and kappa is raised inside the bin on the picked tokens
-/// alone, to a relative 2^-10, by their exact moments. A tail other than Bernstein's goes on from there.
+/// A look at every eighth block of tokens guesses kappa. One pass picks the tokens that any kappa from somewhat below the
+/// guess on can raise and adds up the others; breakpoints are binned (breakpoint_bins), the largest edge that certifies
+/// is taken, and kappa is raised inside the bin on the picked tokens alone, to a relative 2^-10, by their exact moments.
+/// Where the guess was too high, the pass is repeated from a quarter of it. A tail other than Bernstein's goes on from
+/// there.
 ///
 /// joint: r' = max(r, min(1, sqrt(sum_h (a_h m_h)^2))): what Lagrange's condition gives when each head h has a variance
 /// of its own to keep; the a_h are lowered from 1/kappa_h while all certificates hold. Expects no more rows than the
@@ -65,7 +67,7 @@ struct water_filling {
         }
     };
 
-    /// The plan of one query head. O(n): the masses are read twice, 8 bytes a token each time, then only the picked
+    /// The plan of one query head. O(n): the masses are read once and an eighth, 8 bytes a token, then only the picked
     /// tokens; allocation-free after w.reserve(n). Moments in float over runs of 1024 tokens, those in double.
     /// Masses m/R whose sum or squares are not finite: an empty plan with a certificate of NaN.
     /// Throws invalid_argument when spans differ in length, the reference is out of range or the tolerance is.
@@ -235,6 +237,8 @@ private:
         return all;
     }
 
+    static float as_level(double x) { return static_cast<float>((std::clamp)(x, 0x1p-120, 0x1p100)); }
+
     /// Finds kappa; leaves the picked tokens in w, certificates and level in `out`. False where masses are not finite.
     bool solve(const masses_view& m, float inverse, tolerance t, workspace& w, verkv::plan& out) const {
         out.clear();
@@ -246,48 +250,83 @@ private:
         if (!std::isfinite(mass)) {
             return false;
         }
-        // V <= kappa sum m and b <= kappa: every kappa below `low` certifies. None above `high` does that leaves a
+        // V <= kappa sum m and b <= kappa: every kappa up to `low` certifies. None above `high` does that leaves a
         // token between r and 1, b being kappa.
-        const double low =
-            (std::max)(t.epsilon * t.epsilon / (2 * log_term * (mass + t.epsilon / 3)) * (1 - 0x1p-12), 0x1p-200);
-        const double high = (std::max)(low, 1.5 * t.epsilon / log_term);
-        const auto as_level = [](double x) { return static_cast<float>((std::clamp)(x, 0x1p-120, 0x1p100)); };
-        const double step = std::pow(high / low, 0.25);
-        const float probes[3] = {as_level(low * step), as_level(low * step * step), as_level(high / step)};
-        const detail::probed seen = detail::probe(m, inverse, probes);
-        if (!std::isfinite(seen.all.variance) || !std::isfinite(seen.all.largest)) {
-            return false;
-        }
-        const auto certifies = [&](const bernstein_moments& x) { return bernstein_bound(x, log_term) < t.epsilon; };
-        out.variance = seen.all.variance;
-        out.certificate_before = out.certificate_after = bernstein_bound(seen.all, log_term);
-        if (certifies(seen.all)) {
-            if constexpr (!plain) {
-                detail::pick_raised(m, inverse, unlimited, w.picked, w.rest[0]);
-                out.certificate_before = out.certificate_after = rule.bound(w.rest[0], t.delta, m.space);
+        const float low =
+            as_level(t.epsilon * t.epsilon / (2 * log_term * (mass + t.epsilon / 3)) * (1 - 0x1p-12));
+        const float high = larger(low, as_level(1.5 * t.epsilon / log_term));
+        // Tokens that no kappa above the floor raises are added up, not picked. A floor too high costs another pass.
+        float floor = guess_floor(m, inverse, t, low, high);
+        while (true) {
+            breakpoint_bins bins(floor, high);
+            detail::pick_raised(m, inverse, bins.edge(0), w.picked, w.rest[0]);
+            const bernstein_moments sample = own_moments(w, unlimited);
+            if (!std::isfinite(sample.variance) || !std::isfinite(sample.largest)) {
+                return false;
             }
-            return true;
-        }
-        std::size_t best = 0;
-        while (best < 3 && certifies({0, seen.variance[best], static_cast<double>(probes[best])})) {
-            ++best;
-        }
-        breakpoint_bins bins(best == 0 ? as_level(low) : probes[best - 1], best == 3 ? as_level(high) : probes[best]);
-        detail::pick_raised(m, inverse, bins.edge(0), w.picked, w.rest[0]);
-        if constexpr (!plain) {
-            out.certificate_before = out.certificate_after = rule.bound(own_summary(w, unlimited), t.delta, m.space);
+            out.variance = sample.variance;
+            out.certificate_before = out.certificate_after = certificate_of_sample(m, sample, t, w);
             if (out.certificate_before < t.epsilon) {
                 return true;
             }
+            if (floor <= low || bernstein_bound(own_moments(w, bins.edge(0)), log_term) < t.epsilon) {
+                const float kappa = find_level(m, inverse, bins, t, w);
+                settle(m, kappa, t, w, out);
+                return true;
+            }
+            floor = larger(low, floor * 0.25f);
         }
+    }
+
+    /// The certificate of the sample as it was drawn.
+    double certificate_of_sample(const masses_view& m, const bernstein_moments& sample, tolerance t,
+                                 const workspace& w) const {
+        if constexpr (plain) {
+            return bernstein_bound(sample, t.log_term());
+        } else {
+            return rule.bound(own_summary(w, unlimited), t.delta, m.space);
+        }
+    }
+
+    /// A level somewhat below the largest that certifies, as every eighth block of tokens has it. In [low, high].
+    static float guess_floor(const masses_view& m, float inverse, tolerance t, float low, float high) {
+        const float step = std::pow(high / low, 1.0f / (detail::probe_levels - 1));
+        float level[detail::probe_levels] = {low};
+        for (std::size_t k = 1; k < detail::probe_levels; ++k) {
+            level[k] = level[k - 1] * step;
+        }
+        const detail::probed seen = detail::probe(m, inverse, level);
+        double previous = 0;
+        for (std::size_t k = 0; k < detail::probe_levels; ++k) {
+            const double certificate = bernstein_bound(
+                {0, seen.variance[k], smaller(static_cast<double>(level[k]), seen.largest)}, t.log_term());
+            if (!(certificate < t.epsilon)) {
+                if (k == 0) {
+                    return low;
+                }
+                const double share = std::log(t.epsilon / previous) / std::log(certificate / previous);
+                const float guess = smaller(level[k - 1] * std::pow(step, static_cast<float>(share)), high);
+                // The higher it is, the fewer tokens decide: a look at some tells less, and picking more costs little.
+                return larger((0.8f - 0.3f * guess / high) * guess, low);
+            }
+            previous = certificate;
+        }
+        return high;
+    }
+
+    /// The largest kappa above the first edge that certifies, in whose bin the picked tokens are looked at again.
+    float find_level(const masses_view& m, float inverse, breakpoint_bins& bins, tolerance t, workspace& w) const {
+        const double log_term = t.log_term();
+        const auto certificate = [&](float kappa) { return bernstein_bound(own_moments(w, kappa), log_term); };
         bins.add_flat(w.rest[0].moments().variance, w.rest[0].moments().largest);
         for (std::size_t i = 0; i < w.picked.count(); ++i) {
             bins.add(w.picked.mass(0)[i], w.picked.odds()[i]);
         }
-        // In the bins b = kappa: what a probe certifies by its own b they may not.
-        float kappa = larger(bins.largest_certified(t.epsilon, log_term), best > 0 ? probes[best - 1] : 0.0f);
-        kappa = raise(kappa, 1 + 1.0f / breakpoint_bins::per_octave, 0x1p-10f,
-                      [&](float k) { return certifies(own_moments(w, k)); });
+        float kappa = bins.largest_certified(t.epsilon, log_term);
+        if (!(kappa > 0) && certificate(bins.edge(0)) < t.epsilon) {
+            kappa = bins.edge(0);  // by its own b; in the bins b = kappa
+        }
+        kappa = raise_smoothly(kappa, t.epsilon, certificate);
         if constexpr (!plain) {
             kappa = raise(kappa, 1.5f, 0x1p-8f,
                           [&](float k) { return rule.holds(own_summary(w, k), t.epsilon, t.delta, m.space); });
@@ -297,14 +336,17 @@ private:
             kappa = 0x1p-126f;
             detail::pick_raised(m, inverse, 0, w.picked, w.rest[0]);
         }
+        return kappa;
+    }
+
+    /// Certifies the plan at kappa. What a tail's holds() accepts, its bound() may have above epsilon by a rounding.
+    void settle(const masses_view& m, float kappa, tolerance t, const workspace& w, verkv::plan& out) const {
         certify_own(m, kappa, t, w, out);
-        // What a tail's holds() accepts, its bound() may have above epsilon by a rounding.
         while (!(out.certificate_after < t.epsilon) && kappa > 0x1p-126f) {
             kappa *= 1 - 0x1p-10f;
             certify_own(m, kappa, t, w, out);
         }
         out.level = static_cast<double>(kappa);
-        return true;
     }
 
     void certify_own(const masses_view& m, float kappa, tolerance t, const workspace& w, verkv::plan& out) const {
@@ -331,24 +373,62 @@ private:
         return certified;
     }
 
-    static void write_entry(token_index token, float wish, float odds, verkv::plan& out) {
-        if (wish + wish * odds > 1) {
-            // Where the certificate has m at kappa, and so r' = 1, a product by 1/kappa must not fall short of it.
-            const float raised = wish > 1 - 0x1p-20f ? 1.0f : wish;
-            out.entries.push_back({token, larger(raised, detail::probability_of(static_cast<double>(odds))), 1});
+    /// The same, to a relative 2^-10, for a certificate that grows smoothly within a bin: a straight line between two
+    /// levels shows where it is epsilon. Where it does not, halves.
+    template <class Certificate>
+    static float raise_smoothly(float certified, double epsilon, Certificate&& certificate) {
+        constexpr float precision = 0x1p-10f;
+        constexpr float step = 1 + 1.0f / breakpoint_bins::per_octave;
+        if (!(certified > 0)) {
+            return certified;
         }
+        double low = certificate(certified);
+        float failing = certified * step;
+        double high = certificate(failing);
+        while (failing < 0x1p110f && high < epsilon) {
+            certified = failing;
+            low = high;
+            failing *= step;
+            high = certificate(failing);
+        }
+        for (int round = 0; failing - certified > precision * certified; ++round) {
+            const float width = failing - certified;
+            const float margin = 0.5f * precision * certified;
+            const float crossing = width * static_cast<float>((epsilon - low) / (high - low));
+            const float middle =
+                certified + (round < 4 ? (std::clamp)(crossing - 0.5f * margin, margin, width - margin) : 0.5f * width);
+            const double there = certificate(middle);
+            (there < epsilon ? certified : failing) = middle;
+            (there < epsilon ? low : high) = there;
+        }
+        return certified;
+    }
+
+    /// Entries of the picked tokens that the wishes for r' raise.
+    static void write_entries(const float* wish, float factor, const workspace& w, verkv::plan& out) {
+        out.entries.resize(w.picked.count());
+        std::size_t count = 0;
+        for (std::size_t i = 0; i < w.picked.count(); ++i) {
+            const float wanted = wish[i] * factor;
+            const float odds = w.picked.odds()[i];
+            if (wanted + wanted * odds > 1) {
+                // Where the certificate has m at kappa, and so r' = 1, a product by 1/kappa must not fall short of it.
+                const float raised = wanted > 1 - 0x1p-20f ? 1.0f : wanted;
+                out.entries[count++] = {w.picked.token()[i],
+                                        larger(raised, detail::probability_of(static_cast<double>(odds))), 1};
+            }
+        }
+        out.entries.resize(count);
+        out.raised = count;
     }
 
     /// Entries of the picked tokens that kappa raises.
     static void write_own(float kappa, const workspace& w, verkv::plan& out) {
         out.entries.clear();
+        out.raised = 0;
         if (kappa < unlimited) {
-            const float factor = 1 / kappa;
-            for (std::size_t i = 0; i < w.picked.count(); ++i) {
-                write_entry(w.picked.token()[i], w.picked.mass(0)[i] * factor, w.picked.odds()[i], out);
-            }
+            write_entries(w.picked.mass(0), 1 / kappa, w, out);
         }
-        out.raised = out.entries.size();
     }
 
     /// Picks what the multipliers raise. Wishes are set_wishes()'s to set.
@@ -417,18 +497,13 @@ private:
     /// The same entries for every head, from the wishes of the picked tokens.
     void write_joint(std::span<const masses_view> m, float factor, tolerance t, workspace& w,
                      std::span<verkv::plan> out) const {
-        auto& entries = out[0].entries;
-        entries.clear();
-        const float share = 1 / factor;
-        for (std::size_t i = 0; i < w.picked.count(); ++i) {
-            write_entry(w.picked.token()[i], w.picked.wish()[i] * share, w.picked.odds()[i], out[0]);
-        }
+        write_entries(w.picked.wish(), 1 / factor, w, out[0]);
         certify_group(m, factor, t, w);
         for (std::size_t h = 0; h < m.size(); ++h) {
             if (h > 0) {
-                out[h].entries.assign(entries.begin(), entries.end());
+                out[h].entries.assign(out[0].entries.begin(), out[0].entries.end());
             }
-            out[h].raised = entries.size();
+            out[h].raised = out[0].raised;
             out[h].shrunk = 0;
             out[h].level = static_cast<double>(factor / w.trial[h]);
             out[h].certificate_after = w.certificate[h];

@@ -157,7 +157,11 @@ private:
         bool lost = false;
         for (std::size_t g = 0; g < heads(); ++g) {
             const std::span<float> weight = weights.row(g);
-            for_shortlist(g, [&](token_index t, float logit) { weight[t] = std::exp(logit - w.shift[g]); });
+            std::size_t count = 0;
+            for_shortlist(g, [&](token_index, float logit) { w.scratch[count++] = logit; });
+            exponentiate(std::span<float>(w.scratch).first(count), w.shift[g]);
+            count = 0;
+            for_shortlist(g, [&](token_index t, float) { weight[t] = w.scratch[count++]; });
             w.total[g] = w.reference[g] = sum_of(weight);
             lost = lost || w.total[g] < 0x1p-24 || w.total[g] > 0x1p80;
         }

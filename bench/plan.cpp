@@ -13,8 +13,8 @@ namespace {
 template <class Planner>
 [[gnu::noinline]] void decide(const Planner& planner, const decision& d, double epsilon,
                               typename Planner::workspace& workspace, verkv::plan& out) {
-    planner.plan(verkv::cpu{}, {d.mass, d.odds, d.total, verkv::error_space::scalar, d.total}, {epsilon, 0.1}, workspace,
-                 out);
+    planner.plan(verkv::cpu{}, {d.mass, d.odds, d.total, verkv::error_space::scalar, d.total}, {epsilon, 0.1},
+                 workspace, out);
 }
 
 template <class Planner>

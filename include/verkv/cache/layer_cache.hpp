@@ -45,7 +45,7 @@ template <class T>
 struct cache_memory {
     std::span<T> host = {};
     std::span<T> resident = {};
-    std::span<T> staging = {};  ///< max_requests * kv_heads * staging_rows rows
+    std::span<T> staging = {};  ///< max_requests * kv_heads * staging_rows rows, see completed()
 };
 
 /// How compress() samples a prompt.
@@ -74,7 +74,7 @@ public:
     layer_cache(const cache_config& config, const Sketch& sketch, const Backend& exec = {}, const Planner& planner = {},
                 const Exact& exact = {}, const Target& target = {}, const step_policies& policies = {},
                 const cache_memory<T>& memory = {})
-        : config_((validate(config), config)),
+        : config_(completed(config)),
           prototype_(sketch),
           exec_(exec),
           planner_(planner),
@@ -84,13 +84,13 @@ public:
           host_(pool(memory.host, config.host_rows, "host row")),
           device_(pool(memory.resident, config.resident_rows, "resident row")),
           staging_(
-              pool(memory.staging, config.max_requests * config.shape.kv_heads * config.staging_rows, "staging row")),
-          staging_rows_(config.staging_rows),
+              pool(memory.staging, config.max_requests * config.shape.kv_heads * config_.staging_rows, "staging row")),
+          staging_rows_(config_.staging_rows),
           requests_(config.max_requests),
           workspaces_(workers(exec)) {
         for (auto& w : workspaces_) {
             w.reserve(config.shape.group(), config.shape.key_dim, config.shape.value_dim, config.max_tokens,
-                      (std::min)(exact_.size, config.max_tokens) * config.shape.group(), config.staging_rows,
+                      (std::min)(exact_.size, config.max_tokens) * config.shape.group(), config_.staging_rows,
                       {policies.bounds == bound_policy::carry, needs_values, policies.check.rounds > 0});
         }
         detail::check(!workspaces_.empty(), "the executor has no workers");
@@ -105,6 +105,7 @@ public:
         errors_.reserve(tasks);
     }
 
+    /// What it was built with, sizes that were left to the library filled in.
     [[nodiscard]] const cache_config& config() const { return config_; }
     [[nodiscard]] std::size_t free_host_rows() const { return host_.free_rows(); }
     [[nodiscard]] std::size_t free_resident_rows() const { return device_.free_rows(); }
@@ -251,12 +252,13 @@ public:
     }
 
     /// One verified decode step of many requests. Each token's own key and value were appended before.
-    /// Every query head's denominator is within epsilon of the exact one with probability at least 1 - delta, for a
-    /// query fixed before the draw and weights that the sketch has right [VerKV Theorem 2; docs/promise.md]. Query head
-    /// h reads KV head h / group(). A request without tokens: output 0, lse = -infinity. Reads, for each KV head, the
-    /// sketch, the resident rows, the shortlist's keys and the rows the plan fetches. Allocation-free. The report is
-    /// valid until the next call. Throws invalid_argument for shapes that are wrong, a request that is listed twice or
-    /// not open, a tolerance out of range; invalid_state when prefilled tokens wait for compress().
+    /// What the target certifies of each query head (its denominator, relative to the exact one, or its output) is
+    /// within epsilon with probability at least 1 - delta, for a query fixed before the draw and weights that the
+    /// sketch has right or bounds; else as far as the check from the sample sees [VerKV Theorem 2; docs/promise.md].
+    /// Query head h reads KV head h / group(). A request without tokens: output 0, lse = -infinity. Reads, for each KV
+    /// head, the sketch, the resident rows, the shortlist's keys and the rows the plan fetches. Allocation-free. The
+    /// report is valid until the next call. Throws invalid_argument for shapes that are wrong, a request that is listed
+    /// twice or not open, a tolerance out of range; invalid_state when prefilled tokens wait for compress().
     template <storage Q>
     const step_report& decode(std::span<const decode_item<Q>> batch, tolerance promise = {}) {
         validate(promise);
@@ -556,10 +558,10 @@ private:
         for (std::size_t i = 0; i < batch.size(); ++i) {
             const decode_item<Q>& item = batch[i];
             check_compressed(at(item.request));
-            detail::check(
-                item.queries.data != nullptr && item.queries.count == g.query_heads && item.queries.width == g.key_dim,
-                "item ", i, " has queries [", item.queries.count, ", ", item.queries.width, "]; the layer takes [",
-                g.query_heads, ", ", g.key_dim, "]");
+            detail::check(item.queries.data != nullptr, "item ", i, " has queries at a null pointer");
+            detail::check(item.queries.count == g.query_heads && item.queries.width == g.key_dim, "item ", i,
+                          " has queries [", item.queries.count, ", ", item.queries.width, "]; the layer takes [",
+                          g.query_heads, ", ", g.key_dim, "]");
             detail::check(item.output.size() == g.query_heads * g.value_dim, "item ", i, " has an output of ",
                           item.output.size(), " channels; the layer writes ", g.query_heads * g.value_dim);
             detail::check(item.lse.empty() || item.lse.size() == g.query_heads, "item ", i, " has room for ",

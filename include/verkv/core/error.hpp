@@ -1,11 +1,13 @@
 // Errors: what a caller can catch, and the one place that throws.
 #pragma once
 
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "verkv/core/version.hpp"
 
@@ -34,13 +36,24 @@ class invalid_state : public error {
 
 namespace detail {
 
+/// A part of a message; a floating-point number in the fewest digits that tell it from its neighbours.
+template <class Part>
+void write(std::ostream& text, const Part& part) {
+    if constexpr (std::is_floating_point_v<Part>) {
+        char digits[40];
+        const auto end = std::to_chars(digits, digits + sizeof(digits), part).ptr;
+        text.write(digits, end - digits);
+    } else {
+        text << part;
+    }
+}
+
 /// Throws E with the parts joined to a message; prints it and aborts where exceptions are switched off.
 template <class E, class... Parts>
 [[noreturn]] void raise(const Parts&... parts) {
     std::ostringstream text;
-    text.precision(17);
     text << "verkv: ";
-    (text << ... << parts);
+    (write(text, parts), ...);
 #if defined(__cpp_exceptions)
     throw E(text.str());
 #else

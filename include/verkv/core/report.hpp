@@ -12,10 +12,12 @@ namespace verkv::inline v0 {
 
 /// One query head at one step.
 struct query_head_report {
-    double certificate_before = 0;    ///< relative error certified without a fetch
-    double certificate_after = 0;     ///< relative error certified by the plan
-    double certificate_observed = 0;  ///< the same from the sample alone, where it was checked
-    double denominator_lse = 0;       ///< ln of the estimated denominator, shift included
+    // Relative errors, of the denominator or of the output as the target says. Where a check runs (an approximate
+    // sketch without bounds), the plans' are as good as the sketch, and certificate_observed is what was certified.
+    double certificate_before = 0;    ///< of the plan without a fetch
+    double certificate_after = 0;     ///< of the plan as it was carried out
+    double certificate_observed = 0;  ///< from the exact logits of the sample; 0 where there was no check
+    double denominator_lse = 0;       ///< ln of the estimated sum of e^logit: what decode() writes to lse, in double
     std::uint32_t rows_planned = 0;   ///< tokens that its plan uses and that are not resident
     std::uint32_t rows_shrunk = 0;    ///< tokens with lambda < 1
 };
@@ -25,7 +27,7 @@ struct kv_head_report {
     std::size_t tokens = 0;                            ///< tokens of the request
     std::size_t rows_resident = 0;                     ///< of them resident
     std::size_t rows_fetched = 0;                      ///< union of its query heads' rows_planned
-    std::size_t rows_copied = 0;                       ///< of rows_fetched, those that were not in staging from earlier
+    std::size_t rows_copied = 0;                       ///< copies to staging; a row that had to make room counts again
     std::size_t rounds = 0;                            ///< fetches that the check from the sample asked for
     std::array<std::uint32_t, 16> rows_by_round = {};  ///< of rows_fetched, those of the plan and of each such round
     std::size_t shortlist_keys_read = 0;  ///< keys read from host memory to score shortlisted tokens exactly

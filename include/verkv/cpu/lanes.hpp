@@ -96,7 +96,8 @@ VERKV_ALWAYS_INLINE lanes load(const half* p) {
 template <class T>
 VERKV_ALWAYS_INLINE lanes load_first(const T* p, std::size_t n) {
     T whole[lane_count] = {};
-    std::memcpy(static_cast<void*>(whole), p, n * sizeof(T));
+    // n as it is; the compiler does not know, and would warn.
+    std::memcpy(static_cast<void*>(whole), p, (n < lane_count ? n : lane_count) * sizeof(T));
     return load(static_cast<const T*>(whole));
 }
 

@@ -40,8 +40,8 @@ public:
         odds_[count_] = odds;
         return count_++;
     }
-    /// Adds the tokens first + (bit set) of a single head. A call of its own: few vectors of tokens have any, and what is
-    /// added up of the others stays in registers.
+    /// Adds the tokens first + (bit set) of a single head. A call of its own: few vectors of tokens have any, and what
+    /// is added up of the others stays in registers.
     [[gnu::noinline]] void add(std::uint32_t bits, std::size_t first, const float* mass, const float* odds,
                                float inverse) {
         token_index* const token_out = token_.data();
@@ -260,8 +260,7 @@ void pick_raised(const masses_view& m, float inverse, float floor, raised_tokens
     for (std::size_t first = 0; first < n; first += flat_run<Summary>::length) {
         flat_run<Summary> run;
         for_lanes(
-            first, smaller(first + run.length, n),
-            [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
+            first, smaller(first + run.length, n), [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
                 const lanes x = load_some(mass + i, left) * inverse;
                 const lanes o = load_some(odds + i, left);
                 const lanes up = x * o;

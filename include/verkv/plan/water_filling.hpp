@@ -26,11 +26,11 @@ enum class group_plan {
 /// r' = max(r, min(1, m/kappa)), lambda = 1, with the largest kappa whose certificate is below epsilon [beyond §1, §2].
 /// Of all plans whose variance is as small it expects to fetch the fewest rows (r' in proportion to m: Lagrange).
 ///
-/// A look at every eighth block of tokens guesses kappa. One pass picks the tokens that any kappa from somewhat below the
-/// guess on can raise and adds up the others; breakpoints are binned (breakpoint_bins), the largest edge that certifies
-/// is taken, and kappa is raised inside the bin on the picked tokens alone, to a relative 2^-10, by their exact moments.
-/// Where the guess was too high, the pass is repeated from a quarter of it. A tail other than Bernstein's goes on from
-/// there.
+/// A look at every eighth block of tokens guesses kappa. One pass picks the tokens that any kappa from somewhat below
+/// the guess on can raise and adds up the others; breakpoints are binned (breakpoint_bins), the largest edge that
+/// certifies is taken, and kappa is raised inside the bin on the picked tokens alone, to a relative 2^-10, by their
+/// exact moments. Where the guess was too high, the pass is repeated from a quarter of it. A tail other than
+/// Bernstein's goes on from there.
 ///
 /// joint: r' = max(r, min(1, sqrt(sum_h (a_h m_h)^2))): what Lagrange's condition gives when each head h has a variance
 /// of its own to keep; the a_h are lowered from 1/kappa_h while all certificates hold. Expects no more rows than the
@@ -252,8 +252,7 @@ private:
         }
         // V <= kappa sum m and b <= kappa: every kappa up to `low` certifies. None above `high` does that leaves a
         // token between r and 1, b being kappa.
-        const float low =
-            as_level(t.epsilon * t.epsilon / (2 * log_term * (mass + t.epsilon / 3)) * (1 - 0x1p-12));
+        const float low = as_level(t.epsilon * t.epsilon / (2 * log_term * (mass + t.epsilon / 3)) * (1 - 0x1p-12));
         const float high = larger(low, as_level(1.5 * t.epsilon / log_term));
         // Tokens that no kappa above the floor raises are added up, not picked. A floor too high costs another pass.
         float floor = guess_floor(m, inverse, t, low, high);

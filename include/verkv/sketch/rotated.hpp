@@ -56,8 +56,7 @@ inline void validate(const rotated_options& o) {
 ///   that meet the same seed, any is broken with probability Q failure at most.
 /// - Every way to cut the same tokens into append() calls gives the same bits. erase() leaves all others as they are.
 /// - NaN or infinity in a key makes that token's estimate NaN and its bound infinite, of no other one; fit() leaves
-/// such
-///   keys out of the mean.
+///   such keys out of the mean.
 /// Copies share the rotation: a prototype is made once and copied for each KV head.
 /// One object may be read by many threads at once, or changed by one.
 class rotated_sketch {

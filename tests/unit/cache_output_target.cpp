@@ -7,6 +7,7 @@
 #include "support/cache_rig.hpp"
 #include "support/catch.hpp"
 #include "support/models.hpp"
+#include "support/refusal.hpp"
 #include "verkv/certify/chernoff.hpp"
 #include "verkv/cpu/thread_pool.hpp"
 #include "verkv/plan/fixed.hpp"
@@ -307,6 +308,101 @@ outcome steps(const verkv::cpu& exec, uniform_policy uniforms) {
 }
 
 }  // namespace
+
+// The masses of tokens near the output are small, however much weight they have: were the error of D^ not part of what
+// is bounded, a sample without the token that has nearly all the weight would pass.
+TEST_CASE("cache, output: a dominant token at the centre of the values is not missed") {
+    const verkv::geometry one{1, 1, 8, 1, 0};
+    constexpr std::size_t n = 200;
+    auto t = random_text<float>(one, n, 2, 0.1);
+    for (std::size_t i = 0; i < n; ++i) {
+        t.value(i, 0)[0] = i % 2 == 0 ? -1.0f : 1.0f;
+    }
+    std::fill_n(t.key(100, 0), 8, 3.6f);
+    t.value(100, 0)[0] = 0;
+    const std::vector<float> queries(8, 1.0f);
+    const double exact = dense_in_double(t, n, queries)[0].output[0];
+    const std::vector<float> equal(n, 1.0f);
+    verkv::layer_cache<float, verkv::exact_sketch<float>, verkv::water_filling<>, exact_for_shortlist, verkv::output>
+        cache(roomy(one, n), {}, {}, {}, {}, verkv::output{radius_rule::certain, 1.0});
+    // At delta = 1 %, 100 draws fail more than 6 times with probability 6e-5 at most; without the D^ coordinate 32 do.
+    int failures = 0;
+    for (std::uint64_t seed = 0; seed < 100; ++seed) {
+        const auto id = cache.open(seed);
+        prefill(cache, id, t, 0, n);
+        cache.compress(id, verkv::given_scores(std::span<const float>(equal)), {verkv::budget::tokens(20), {0, 0}});
+        const auto answer = decode(cache, id, queries, {0.1, 0.01});
+        failures += std::abs(static_cast<double>(answer.output[0]) - exact) > 0.1 ? 1 : 0;
+        cache.release(id);
+    }
+    CHECK(failures <= 6);
+}
+
+TEST_CASE("cache, output: an empty sample is no answer") {
+    constexpr std::size_t n = 100;
+    const auto t = random_text<float>(shape, n, 5);
+    const auto queries = random_queries<float>(shape, 5);
+    const std::vector<float> r(n, 1e-3f);
+    for (const verkv::output target : {verkv::output{}, verkv::output{radius_rule::certain, 1.0}}) {
+        auto exact_cache = make_cache<verkv::exact_sketch<float>>(n, {}, target);
+        auto lying_cache = make_cache<someone::off_sketch>(n, someone::off_sketch(2.0f), target);
+        const auto try_it = [&](auto& cache) {
+            const auto id = cache.open(1);
+            prefill(cache, id, t, 0, n);
+            adopt(cache, id, r, {});
+            const auto answer = decode(cache, id, queries);
+            const auto all = deviations(answer, dense_in_double(t, n, queries));
+            for (const deviation& d : all) {
+                CHECK(d.distance <= 0.05 * (target.value_scale > 0 ? 1.0 : d.norm));
+            }
+        };
+        try_it(exact_cache);
+        try_it(lying_cache);
+    }
+}
+
+// Lengths are taken in a unit near the longest: decisions do not depend on the size of the values, to the bit.
+TEST_CASE("cache, output: values of any size decide alike") {
+    constexpr std::size_t n = 300;
+    const auto queries = random_queries<float>(shape, 6);
+    for (const auto rule : {radius_rule::estimated, radius_rule::certain}) {
+        step_answer first;
+        std::size_t first_fetched = 0;
+        for (const int power : {0, -80, -40, 1, 62, 100}) {
+            auto t = shifted_text(n, 6, 0.5f);
+            for (float& x : t.values) {
+                x = std::ldexp(x, power);
+            }
+            auto cache = make_cache<someone::off_sketch>(n, someone::off_sketch(0.5f), {rule, 0});
+            const auto id = cache.open(1);
+            prefill(cache, id, t, 0, n);
+            const auto draw = some_draw(t, n, 3);
+            adopt(cache, id, draw.r, draw.sample);
+            const verkv::step_report* report = nullptr;
+            step_answer a = decode(cache, id, queries, {0.1, 0.1}, &report);
+            for (float& x : a.output) {
+                x = std::ldexp(x, -power);
+            }
+            INFO("values times 2^" << power << ", rule " << static_cast<int>(rule));
+            if (power == 0) {
+                first = a;
+                first_fetched = report->kv_head(0, 0).rows_fetched;
+            }
+            CHECK(a == first);
+            CHECK(report->kv_head(0, 0).rows_fetched == first_fetched);
+        }
+    }
+}
+
+TEST_CASE("cache, output: a target that is out of range is refused") {
+    const auto with = [](verkv::output target) {
+        return [target] { make_cache<verkv::exact_sketch<float>>(50, {}, target); };
+    };
+    for (const double scale : {-1.0, std::nan(""), std::numeric_limits<double>::infinity(), 1e40, 1e-40}) {
+        CHECK(refused(with({radius_rule::certain, scale}), {"value_scale"}));
+    }
+    CHECK(refused(with({static_cast<radius_rule>(5), 0}), {"radius_rule", "5"}));
+}
 
 TEST_CASE("cache, output: the same bits for one thread and for three, and for any executor") {
     verkv::thread_pool pool(3);

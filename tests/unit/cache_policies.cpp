@@ -51,6 +51,26 @@ private:
 
 static_assert(verkv::bounded_sketch<bounded_off_sketch, verkv::cpu, float>);
 
+/// Right, and sure of nothing.
+class wide_sketch : public someone::off_sketch {
+public:
+    explicit wide_sketch(float bound = 0) : off_sketch(0), bound_(bound) {}
+
+    using off_sketch::estimate;
+    template <class Backend>
+    void estimate(const Backend& exec, verkv::rows<float> queries, float scale, verkv::matrix_view<float> logits,
+                  verkv::matrix_view<float> bounds) const {
+        off_sketch::estimate(exec, queries, scale, logits);
+        for (std::size_t g = 0; g < queries.count; ++g) {
+            std::fill_n(bounds.row(g).data(), size(), bound_);
+        }
+    }
+    [[nodiscard]] double bound_failure() const { return 0; }
+
+private:
+    float bound_;
+};
+
 template <class Sketch, class Target = verkv::denominator>
 using cache_of = verkv::layer_cache<float, Sketch, verkv::water_filling<>, exact_for_shortlist, Target>;
 
@@ -338,6 +358,45 @@ TEST_CASE("cache policies: bounds that hold are carried into the plan, and keep 
     }
     CHECK(rows[1] > rows[0]);
     CHECK(rows[0] > draws);
+}
+
+TEST_CASE("cache policies: bounds too wide to say anything fetch everything") {
+    constexpr std::size_t n = 200;
+    const auto t = random_text<float>(shape, n, 8);
+    const auto queries = random_queries<float>(shape, 8);
+    const auto exact = dense_in_double(t, n, queries);
+    for (const float error : {5.0f, 20.0f, 43.0f, 44.0f, 59.0f, 61.0f, 200.0f, 1e30f}) {
+        step_policies p;
+        p.bounds = bound_policy::carry;
+        auto cache = make_cache(n, wide_sketch(error), p, 0);
+        const verkv::step_report* report = nullptr;
+        const auto answer = decode(cache, filled(cache, t), queries, {}, &report);
+        INFO("bound " << error);
+        CHECK(distance(answer, exact) <= 1);
+        for (std::size_t h = 0; h < shape.kv_heads; ++h) {
+            const auto& head = report->kv_head(0, h);
+            CHECK(head.rows_fetched == n - head.rows_resident);
+        }
+    }
+}
+
+TEST_CASE("cache policies: levels far apart end at everything, not in an error") {
+    constexpr std::size_t n = 200;
+    const auto t = random_text<float>(shape, n, 9);
+    const auto queries = random_queries<float>(shape, 9);
+    for (const double ratio : {1e3, 2e5, 1e6}) {
+        step_policies p;
+        p.check.step = ratio;
+        auto cache = make_cache(n, someone::off_sketch(3.0f), p, 0);
+        const auto id = cache.open(1);
+        prefill(cache, id, t, 0, n);
+        support::adopt(cache, id, std::vector<float>(n, 0.01f), {});
+        for (const double epsilon : {0.05, 3.0}) {
+            const verkv::step_report* report = nullptr;
+            decode(cache, id, queries, {epsilon, 0.1}, &report);
+            CHECK(report->query_head(0, 0).certificate_observed < epsilon);
+        }
+    }
 }
 
 TEST_CASE("cache policies: what a sketch's bounds may fail at is taken from delta, or refused") {

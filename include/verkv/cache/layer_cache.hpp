@@ -94,6 +94,9 @@ public:
                       {policies.bounds == bound_policy::carry, needs_values, policies.check.rounds > 0});
         }
         detail::check(!workspaces_.empty(), "the executor has no workers");
+        if constexpr (requires { validate(target); }) {
+            validate(target);
+        }
         // A sketch that does not go with the layer's keys says so now.
         Sketch trial = sketch;
         trial.fit(exec, rows<T>{nullptr, static_cast<std::ptrdiff_t>(row_width()), 0, config.shape.key_dim, nullptr});

@@ -227,7 +227,7 @@ public:
         if (!detail::finite(m)) {
             return std::numeric_limits<double>::quiet_NaN();
         }
-        const double bernstein = bernstein_bound(m, std::log(2.0 / delta));
+        const double bernstein = bernstein_bound(m, tolerance{1, delta}.log_term());
         if (!(m.variance > 0) || !(bernstein > m.bias)) {
             return bernstein;
         }
@@ -243,7 +243,7 @@ public:
         if (!detail::finite(m) || !(epsilon > m.bias)) {
             return false;
         }
-        if (bernstein_bound(m, std::log(2.0 / delta)) < epsilon) {
+        if (bernstein_bound(m, tolerance{1, delta}.log_term()) < epsilon) {
             return true;
         }
         if (!(m.variance > 0)) {

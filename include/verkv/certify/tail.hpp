@@ -7,6 +7,7 @@
 
 #include "verkv/certify/bernstein.hpp"
 #include "verkv/core/plan.hpp"
+#include "verkv/core/tolerance.hpp"
 
 namespace verkv::inline v0 {
 
@@ -56,7 +57,7 @@ struct bernstein_tail {
 
     /// bernstein_bound() with l = ln(2/delta). delta in (0, 1), not checked.
     [[nodiscard]] double bound(const summary& s, double delta, error_space) const noexcept {
-        return bernstein_bound(s.moments(), std::log(2.0 / delta));
+        return bernstein_bound(s.moments(), tolerance{1, delta}.log_term());
     }
 
     /// Whether bound() is below epsilon; false for NaN.

@@ -1,6 +1,7 @@
 // Targets: what a certificate speaks about.
 #pragma once
 
+#include <cmath>
 #include <span>
 
 #include "verkv/core/error.hpp"
@@ -24,10 +25,13 @@ enum class radius_rule {
 };
 
 /// The attention output: ||o^ - o|| [beyond §3]. o^ - o = (1/D^) sum_L (lambda Z/r - 1) w_i (v_i - o), so masses
-/// w_i rho_i with rho_i >= ||v_i - o|| bound it in any dimension: with the bound t on the sum, ||o^ - o|| <= t/D^.
-/// Measured against ||o|| itself: t <= epsilon/(1 + epsilon) D^ ||o^|| implies ||o^ - o|| <= epsilon ||o||; or against
-/// a scale of the caller's: ||o^ - o|| <= epsilon value_scale. A plan goes by D and ||o|| as they are estimated before
-/// the fetch; what the sample says after it, see sample_check.
+/// w_i rho_i with rho_i >= ||v_i - o|| bound it in any dimension: with the bound t on the sum, ||o^ - o|| <= t/D^. So
+/// that D^ cannot be far below D unnoticed, vectors have one more coordinate, a length s: masses are w_i sqrt(rho_i^2 +
+/// s^2), and t bounds s |D^ - D| as well.
+/// Measured against a scale of the caller's, s = value_scale: t <= epsilon/(1 + epsilon) D s implies ||o^ - o|| <=
+/// epsilon s. Or against ||o|| itself, s = ||o||: t <= epsilon/(1 + epsilon) D^ ||o^|| implies ||o^ - o|| <= epsilon
+/// ||o||. A plan goes by D and ||o|| as they are estimated before the fetch; what the sample says after it, see
+/// sample_check.
 struct output {
     radius_rule radius = radius_rule::estimated;
     double value_scale = 0;  ///< > 0: errors are measured against it; 0: against ||o||
@@ -35,12 +39,14 @@ struct output {
     /// Turns the weights into masses, in place. O(n), 8 bytes a token read; in float.
     [[nodiscard]] masses_view masses(const cpu&, std::span<float> weight, std::span<const float> odds, double total,
                                      const value_facts& v, tolerance t) const {
-        const double mass = radius == radius_rule::certain
-                                ? detail::weigh_by_sum(weight, v.radius,
-                                                       detail::weighted_sum(weight, v.radius) / (total > 0 ? total : 1))
-                                : detail::weigh_by_distance(weight, v.radius, v.distance);
-        // An output of 0 leaves no room at all: everything is fetched.
-        return {weight, odds, larger(total * limit(t, v.norm), 0x1p-100), error_space::vector, mass};
+        const double scale = value_scale > 0 ? value_scale : v.norm;
+        const double mass =
+            radius == radius_rule::certain
+                ? detail::weigh_by_sum(weight, v.radius, v.unit,
+                                       detail::weighted_sum(weight, v.radius, v.unit) / (total > 0 ? total : 1),
+                                       scale * v.unit)
+                : detail::weigh_by_distance(weight, v.radius, v.unit, std::hypot(v.distance, scale) * v.unit);
+        return {weight, odds, total * (limit(t, v.norm) * v.unit), error_space::vector, mass};
     }
 
     /// Whether masses and reference guess nothing: a plan then needs no check.
@@ -48,8 +54,17 @@ struct output {
 
     /// What t/D^ may be for the promise to hold: epsilon times this is the largest error allowed.
     [[nodiscard]] double limit(tolerance t, double norm) const {
-        return value_scale > 0 ? value_scale : norm / (1 + t.epsilon);
+        return (value_scale > 0 ? value_scale : norm) / (1 + t.epsilon);
     }
 };
+
+/// Checks a target. Throws invalid_argument for a value_scale that is negative, not finite or beyond a float, and for a
+/// rule that there is not.
+inline void validate(const output& target) {
+    detail::check(target.radius == radius_rule::estimated || target.radius == radius_rule::certain, "radius_rule is ",
+                  static_cast<int>(target.radius));
+    detail::check(target.value_scale == 0 || (target.value_scale >= 0x1p-120 && target.value_scale <= 0x1p120),
+                  "value_scale is ", target.value_scale, "; it must be 0 or lie in [2^-120, 2^120]");
+}
 
 }  // namespace verkv::inline v0

@@ -348,14 +348,16 @@ inline bernstein_moments moments_at(const raised_tokens& picked, float kappa) {
     return {0, variance, static_cast<double>(largest(top))};
 }
 
-/// Sets wish = combined x_h a_h.
+/// Sets wish = combined x_h a_h, no more than 2^100.
 inline void set_wishes(raised_tokens& picked, std::span<const float> a, combine how) {
+    const lanes most = broadcast(0x1p100f);
     for (std::size_t i = 0; i < picked.count(); i += lane_count) {
         lanes wish{};
         for (std::size_t h = 0; h < a.size(); ++h) {
             wish = combined(how, load(picked.mass(h) + i) * a[h], wish);
         }
-        store(picked.wish() + i, how == combine::root_sum_square ? square_root(wish) : wish);
+        wish = how == combine::root_sum_square ? square_root(wish) : wish;
+        store(picked.wish() + i, wish < most ? wish : most);
     }
 }
 

@@ -11,6 +11,20 @@
 namespace verkv::inline v0::detail {
 inline namespace VERKV_LANES_NAMESPACE {
 
+/// Times a power of two that a float may be too short for: in two steps.
+class scale_of_two {
+public:
+    explicit scale_of_two(double unit) {
+        const int e = std::ilogb(unit);
+        first_ = static_cast<float>(std::exp2(e / 2));
+        second_ = static_cast<float>(std::exp2(e - e / 2));
+    }
+    VERKV_ALWAYS_INLINE lanes operator()(const lanes& x) const { return x * first_ * second_; }
+
+private:
+    float first_, second_;
+};
+
 VERKV_ALWAYS_INLINE void store_some(float* p, const lanes& x, std::size_t count) {
     if (count >= lane_count) {
         store(p, x);
@@ -21,32 +35,38 @@ VERKV_ALWAYS_INLINE void store_some(float* p, const lanes& x, std::size_t count)
     }
 }
 
-/// Sum of w_i R_i.
-inline double weighted_sum(std::span<const float> weight, std::span<const float> radius) {
+/// Sum of w_i R_i u, u a power of two.
+inline double weighted_sum(std::span<const float> weight, std::span<const float> radius, double unit) {
+    const scale_of_two u(unit);
     return blockwise_sum(
         weight.size(), [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
-            return load_some(weight.data() + i, left) * load_some(radius.data() + i, left);
+            return load_some(weight.data() + i, left) * u(load_some(radius.data() + i, left));
         });
 }
 
-/// w_i *= sqrt(R_i^2 + distance^2); returns their sum.
-inline double weigh_by_distance(std::span<float> weight, std::span<const float> radius, double distance) {
+/// w_i *= sqrt((R_i u)^2 + distance^2); returns their sum.
+inline double weigh_by_distance(std::span<float> weight, std::span<const float> radius, double unit, double distance) {
+    const scale_of_two u(unit);
     const auto square = static_cast<float>(distance * distance);
     return blockwise_sum(
         weight.size(), [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
-            const lanes r = load_some(radius.data() + i, left);
+            const lanes r = u(load_some(radius.data() + i, left));
             const lanes m = load_some(weight.data() + i, left) * square_root(r * r + square);
             store_some(weight.data() + i, m, left);
             return left >= lane_count ? m : load_first(weight.data() + i, left);
         });
 }
 
-/// w_i *= R_i + more; returns their sum.
-inline double weigh_by_sum(std::span<float> weight, std::span<const float> radius, double more) {
+/// w_i *= sqrt((R_i u + more)^2 + beside^2); returns their sum.
+inline double weigh_by_sum(std::span<float> weight, std::span<const float> radius, double unit, double more,
+                           double beside) {
+    const scale_of_two u(unit);
     const auto add = static_cast<float>(more);
+    const auto square = static_cast<float>(beside * beside);
     return blockwise_sum(
         weight.size(), [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
-            const lanes m = load_some(weight.data() + i, left) * (load_some(radius.data() + i, left) + add);
+            const lanes r = u(load_some(radius.data() + i, left)) + add;
+            const lanes m = load_some(weight.data() + i, left) * square_root(r * r + square);
             store_some(weight.data() + i, m, left);
             return left >= lane_count ? m : load_first(weight.data() + i, left);
         });

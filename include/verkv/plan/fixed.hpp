@@ -12,14 +12,16 @@ struct never_fetch {
     using workspace = detail::plan_workspace;
     Shrinkage rule{};
 
-    /// O(n). Masses m/R that are not finite, or whose (m/R)^2 (1-r)/r overflows a float: an empty plan with a
-    /// certificate of NaN.
+    /// O(n). Masses that are not finite: a certificate of NaN; (m/R)^2 (1-r)/r that overflows a float: of infinity.
     /// Throws invalid_argument when spans differ in length or the reference is out of range.
     void plan(const cpu& exec, masses_view m, tolerance t, workspace& w, verkv::plan& out) const {
         validate(t);
         const float inverse = detail::inverse_reference(m);
         if (!detail::stage(exec, m, inverse, rule, w)) {
-            detail::refuse_to_certify(out);
+            detail::plan_without_moments(m, out);
+            out.entries.clear();
+            out.raised = 0;
+            out.certificate_after = out.certificate_before;
             return;
         }
         out.clear();

@@ -29,14 +29,14 @@ struct greedy {
     /// Expected O(n): a pass for the summaries, passes over the blocks that can hold a fetched token, and a selection
     /// among those tokens; O(n log n) at worst. Reads 8 bytes a token a pass; allocation-free after w.reserve(n).
     /// Moments in double over block sums of 64 floats, added up from the tokens that remain, never subtracted.
-    /// Masses m/R that are not finite, or whose (m/R)^2 (1-r)/r overflows a float: an empty plan with a certificate of
-    /// NaN.
+    /// Masses that are not finite: an empty plan with a certificate of NaN. (m/R)^2 (1-r)/r that overflows a float: all
+    /// of L.
     /// Throws invalid_argument when spans differ in length, the reference is out of range or the tolerance is.
     void plan(const cpu& exec, masses_view m, tolerance t, workspace& w, verkv::plan& out) const {
         validate(t);
         const float inverse = detail::inverse_reference(m);
         if (!detail::stage(exec, m, inverse, rule, w)) {
-            detail::refuse_to_certify(out);
+            detail::plan_without_moments(m, out);
             return;
         }
         out.clear();

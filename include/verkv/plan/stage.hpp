@@ -149,10 +149,25 @@ inline plan_entry keep_shrunk(const shrunk_token& s) {
     return {s.token, probability_of(s.odds), larger(static_cast<float>(s.lambda), probability_of(s.odds))};
 }
 
-/// A certificate of NaN: the masses were not finite.
-inline void refuse_to_certify(plan& out) {
+/// A plan where the moments are not finite. Where all masses are, they only overflowed: all of L is fetched. Else
+/// nothing is, and the certificate is NaN.
+inline void plan_without_moments(const masses_view& m, plan& out) {
     out.clear();
-    out.certificate_before = out.certificate_after = std::numeric_limits<double>::quiet_NaN();
+    double sum = 0;  // of floats: it does not overflow
+    for (const float x : m.mass) {
+        sum += static_cast<double>(x);
+    }
+    if (!std::isfinite(sum)) {
+        out.certificate_before = out.certificate_after = std::numeric_limits<double>::quiet_NaN();
+        return;
+    }
+    for (std::size_t i = 0; i < m.odds.size(); ++i) {
+        if (m.odds[i] > 0) {
+            out.entries.push_back({static_cast<token_index>(i), 1, 1});
+        }
+    }
+    out.raised = out.entries.size();
+    out.certificate_before = std::numeric_limits<double>::infinity();
 }
 
 }  // namespace verkv::inline v0::detail

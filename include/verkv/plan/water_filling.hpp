@@ -50,7 +50,10 @@ struct water_filling {
         /// Whose masses the picked tokens of a group belong to; none after a head that planned alone.
         struct source {
             const float* mass;
-            double reference;
+            const float* odds;
+            std::size_t count;
+            double reference, total;
+            friend bool operator==(const source&, const source&) = default;
         };
         std::vector<source> picked_for;
 
@@ -69,13 +72,13 @@ struct water_filling {
 
     /// The plan of one query head. O(n): the masses are read once and an eighth, 8 bytes a token, then only the picked
     /// tokens; allocation-free after w.reserve(n). Moments in float over runs of 1024 tokens, those in double.
-    /// Masses m/R whose sum or squares are not finite: an empty plan with a certificate of NaN.
+    /// Masses that are not finite: an empty plan with a certificate of NaN. Squares of m/R that overflow: all of L.
     /// Throws invalid_argument when spans differ in length, the reference is out of range or the tolerance is.
     void plan(const cpu&, masses_view m, tolerance t, workspace& w, verkv::plan& out) const {
         validate(t);
         const float inverse = detail::inverse_reference(m);
         if (!solve(m, inverse, t, w, out)) {
-            detail::refuse_to_certify(out);
+            detail::plan_without_moments(m, out);
             return;
         }
         write_own(static_cast<float>(out.level), w, out);
@@ -105,7 +108,8 @@ struct water_filling {
     }
 
     /// The plans at given levels kappa_h/R (of a joint plan, 1/a_h): what a check from the sample asks for when it
-    /// lowers them. O(n heads). `out` keeps its certificate_before. Throws as plan_group(), and for a level that is not
+    /// lowers them. Masses that a call with this workspace has seen must be as they were then: tokens picked by it are
+    /// used again. O(n heads). `out` keeps its certificate_before. Throws as plan_group(), and for a level that is not
     /// positive.
     void plan_at(const cpu&, std::span<const masses_view> m, std::span<const double> level, tolerance t, workspace& w,
                  std::span<verkv::plan> out) const {
@@ -120,8 +124,7 @@ struct water_filling {
             bool have = w.picked_for.size() == m.size();
             for (std::size_t h = 0; h < m.size(); ++h) {
                 w.trial.push_back(static_cast<float>(1 / level[h]));
-                have = have && w.trial[h] <= w.multiplier[h] && w.picked_for[h].mass == m[h].mass.data() &&
-                       w.picked_for[h].reference == m[h].reference;
+                have = have && w.trial[h] <= w.multiplier[h] && w.picked_for[h] == source_of(m[h]);
             }
             if (!have) {
                 // Levels are lowered step by step: tokens are picked for some steps to come.
@@ -161,6 +164,10 @@ private:
             detail::check(head.mass.size() == m[0].mass.size(), "a group of query heads has ", m[0].mass.size(),
                           " masses and ", head.mass.size());
         }
+    }
+
+    static typename workspace::source source_of(const masses_view& m) {
+        return {m.mass.data(), m.odds.data(), m.mass.size(), m.reference, m.total};
     }
 
     static void set_inverses(std::span<const masses_view> m, workspace& w) {
@@ -221,9 +228,23 @@ private:
         });
     }
 
-    /// The heads' certificates at a factor, into w.certificate; whether all are below epsilon.
-    bool certify_group(std::span<const masses_view> m, float factor, tolerance t, workspace& w) const {
-        bool all = true;
+    /// Whether the certificates of all heads are below epsilon at a factor.
+    bool group_holds(std::span<const masses_view> m, float factor, tolerance t, workspace& w) const {
+        set_group_moments(w, factor);
+        for (std::size_t h = 0; h < m.size(); ++h) {
+            if (!(bernstein_bound(w.moments[h], t.log_term()) < t.epsilon)) {
+                if constexpr (plain) {
+                    return false;
+                } else if (!rule.holds(group_summary(w, h, factor), t.epsilon, t.delta, m[h].space)) {
+                    return false;
+                }
+            }
+        }
+        return true;
+    }
+
+    /// The heads' certificates at a factor, into w.certificate; below epsilon where group_holds() says so.
+    void certify_group(std::span<const masses_view> m, float factor, tolerance t, workspace& w) const {
         set_group_moments(w, factor);
         for (std::size_t h = 0; h < m.size(); ++h) {
             w.certificate[h] = bernstein_bound(w.moments[h], t.log_term());
@@ -232,9 +253,7 @@ private:
                     w.certificate[h] = rule.bound(group_summary(w, h, factor), t.delta, m[h].space);
                 }
             }
-            all = all && w.certificate[h] < t.epsilon;
         }
-        return all;
     }
 
     static float as_level(double x) { return static_cast<float>((std::clamp)(x, 0x1p-120, 0x1p100)); }
@@ -341,7 +360,7 @@ private:
     /// Certifies the plan at kappa. What a tail's holds() accepts, its bound() may have above epsilon by a rounding.
     void settle(const masses_view& m, float kappa, tolerance t, const workspace& w, verkv::plan& out) const {
         certify_own(m, kappa, t, w, out);
-        while (!(out.certificate_after < t.epsilon) && kappa > 0x1p-126f) {
+        while (out.certificate_after >= t.epsilon && kappa > 0x1p-126f) {
             kappa *= 1 - 0x1p-10f;
             certify_own(m, kappa, t, w, out);
         }
@@ -443,7 +462,7 @@ private:
         detail::pick_raised<summary>(m, w.inverse, w.reach, detail::combine::root_sum_square, w.picked, w.rest);
         w.picked_for.clear();
         for (const masses_view& head : m) {
-            w.picked_for.push_back({head.mass.data(), head.reference});
+            w.picked_for.push_back(source_of(head));
         }
     }
 
@@ -455,7 +474,7 @@ private:
             w.multiplier.push_back(static_cast<float>(1 / own.level));
         }
         pick_group(m, w);
-        const auto all_hold = [&](float factor) { return certify_group(m, factor, t, w); };
+        const auto all_hold = [&](float factor) { return group_holds(m, factor, t, w); };
         detail::set_wishes(w.picked, w.multiplier, combine::largest);
         const double union_rows = detail::expected_rows(w.picked, 1);
         w.trial.assign(w.multiplier.begin(), w.multiplier.end());

@@ -112,11 +112,12 @@ private:
         }
     }
 
-    /// A bound on D this far below the sum of weights leaves no room for an estimate: everything is fetched.
-    static constexpr double least_reference = 0x1p-60;
+    /// What errors are measured against, this far below the sum of all masses, leaves no room for an estimate:
+    /// everything is fetched.
+    static constexpr double least_reference = 0x1p-40;
 
     [[nodiscard]] bool weighable(std::size_t g) const {
-        return std::isfinite(w.total[g]) && w.total[g] > 0 && w.reference[g] > 0;
+        return std::isfinite(w.total[g]) && w.total[g] > 0 && w.reference[g] >= 0;
     }
 
     /// By how much the sketch's errors make V larger than the plan thinks, as the resident rows tell, whose exact
@@ -182,6 +183,17 @@ private:
         return std::sqrt(square);
     }
 
+    /// A power of two that brings the longest of the lengths that masses are made of near 1.
+    [[nodiscard]] double unit_of_length(std::size_t g, double square_of_distance) {
+        double longest = static_cast<double>(largest_of(head.radius));
+        longest = larger(longest, std::sqrt(square_of_distance));
+        if constexpr (needs_values) {
+            longest = larger(longest, target.limit(promise, output_norm(g)));
+        }
+        w.unit[g] = longest > 0 && std::isfinite(longest) ? std::exp2(-std::ilogb(longest)) : 1;
+        return w.unit[g];
+    }
+
     void make_masses(lap_timer& timer) {
         const auto weights = matrix(w.weights, tokens());
         if constexpr (needs_values) {
@@ -196,6 +208,7 @@ private:
                 continue;
             }
             const double reference = larger(w.reference[g], w.total[g] * least_reference);
+            masses_view& masses = w.masses[g];
             if constexpr (needs_values) {
                 double distance = 0;
                 for (std::size_t c = 0; c < value_dim; ++c) {
@@ -205,14 +218,19 @@ private:
                 }
                 // ||o|| is uncertain by the sample's own error. Where a check follows, the plan starts with room for
                 // it: what is fetched too early is not given back, and what is missing the check finds.
-                w.masses[g] = target.masses(exec, weights.row(g), head.odds, reference,
-                                            {head.radius, std::sqrt(distance), output_norm(g)}, promise);
-                w.masses[g].reference *= checks() ? 1.25 : 1.0;
+                const value_facts facts{head.radius, std::sqrt(distance), output_norm(g), unit_of_length(g, distance)};
+                masses = target.masses(exec, weights.row(g), head.odds, reference, facts, promise);
+                masses.reference *= checks() ? 1.25 : 1.0;
             } else {
-                w.masses[g] = target.masses(weights.row(g), head.odds, reference);
-                if (w.masses[g].total > 0) {
-                    w.masses[g].total = larger(w.masses[g].total, w.total[g]);
+                masses = target.masses(weights.row(g), head.odds, reference);
+                if (masses.total > 0) {
+                    masses.total = larger(masses.total, w.total[g]);
                 }
+            }
+            w.holds[g] = w.reference[g] >= w.total[g] * least_reference && masses.reference > 0 &&
+                         masses.reference >= masses.total * least_reference;
+            if (w.holds[g] == 0) {
+                masses.reference = masses.total > 0 && std::isfinite(masses.total) ? masses.total : 1.0;
             }
         }
     }
@@ -238,7 +256,7 @@ private:
                 planner.plan(exec, w.masses[g], promise, w.planner, p);
             }
             w.level[g] = p.level;
-            w.holds[g] = !weighable(g) || w.reference[g] >= w.total[g] * least_reference;
+            w.holds[g] = !weighable(g) || w.holds[g] != 0;
             head_reports[g].certificate_before = p.certificate_before;
         }
         take_everything();
@@ -414,10 +432,13 @@ private:
             // t < epsilon D^/(1 + epsilon) implies an error below epsilon D, as D >= D^ - t.
             double room = seen.denominator / (1 + promise.epsilon);
             if constexpr (needs_values) {
-                room = seen.denominator * target.limit(promise, output_norm(g));
+                room = seen.denominator * (target.limit(promise, output_norm(g)) * w.unit[g]);
             }
             const double bound = bernstein_bound(seen.moments, log_term);
-            head_reports[g].certificate_observed = bound == 0 ? 0 : bound / room;
+            // A sample in which nothing weighs anything says nothing.
+            head_reports[g].certificate_observed = !(seen.denominator > 0) ? std::numeric_limits<double>::infinity()
+                                                   : bound == 0            ? 0
+                                                                           : bound / room;
             w.holds[g] = head_reports[g].certificate_observed < promise.epsilon;
             all = all && w.holds[g] != 0;
         }
@@ -461,11 +482,14 @@ private:
         return seen;
     }
 
-    /// ||v - o^|| of all rows of the sample: R^2 - 2 <v - c, u> + ||u||^2 with u = o^ - c.
+    /// Lengths of all rows of the sample: sqrt(||v - o^||^2 + s^2), in units, s what t/D^ may be: then t bounds the
+    /// error of D^ as well. ||v - o^||^2 = R^2 - 2 <v - c, u> + ||u||^2 with u = o^ - c.
     void measure_distances(lap_timer& timer) {
         for (std::size_t g = 0; g < heads(); ++g) {
             for (std::size_t c = 0; c < value_dim; ++c) {
-                w.offset[g * value_dim + c] = w.output[g * value_dim + c] - head.centre[c];
+                const std::size_t i = g * value_dim + c;
+                w.offset[i] = static_cast<float>(
+                    (static_cast<double>(w.output[i]) - static_cast<double>(head.centre[c])) * w.unit[g]);
             }
         }
         const rows<float> offsets{w.offset.data(), static_cast<std::ptrdiff_t>(value_dim), heads(), value_dim, nullptr};
@@ -477,11 +501,18 @@ private:
                     own += offsets[g][c] * head.centre[c];
                     square += offsets[g][c] * offsets[g][c];
                 }
+                double length = 0;
+                if constexpr (needs_values) {
+                    length = target.limit(promise, output_norm(g)) * w.unit[g];
+                }
+                const auto beside = static_cast<float>(length * length);
                 for (std::size_t i = 0; i < product.columns; ++i) {
-                    const float r = head.radius[token_of(i)];
+                    const auto r = static_cast<float>(static_cast<double>(head.radius[token_of(i)]) * w.unit[g]);
                     const float sum = r * r + square;
-                    const float d = sum - 2 * (product.row(g)[i] - own);
-                    product.row(g)[i] = std::sqrt(larger(d, 0x1p-18f * sum));  // what rounding leaves of it
+                    const auto inner = static_cast<float>(
+                        (static_cast<double>(product.row(g)[i]) - static_cast<double>(own)) * w.unit[g]);
+                    // Of the difference, what rounding leaves.
+                    product.row(g)[i] = std::sqrt(larger(sum - 2 * inner, 0x1p-18f * sum) + beside);
                 }
             }
         };
@@ -509,7 +540,9 @@ private:
                 const double steps = std::clamp(std::floor(1.5 * std::log(missing) / std::log(ratio)), least, 60.0);
                 // Above this level no certificate holds: it is where the grid of a plan that raised nothing starts.
                 const double top = 1.5 * promise.epsilon / promise.log_term();
-                w.level[g] = (std::min)(w.level[g], top) * std::pow(ratio, std::isfinite(steps) ? -steps : -1.0);
+                const double level =
+                    (std::min)(w.level[g], top) * std::pow(ratio, std::isfinite(steps) ? -steps : -1.0);
+                w.level[g] = (std::max)(level, 0x1p-100);
             }
             for (std::size_t g = 0; g < heads(); ++g) {
                 if (!std::isfinite(w.plans[g].certificate_after)) {

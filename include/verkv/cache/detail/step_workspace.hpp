@@ -62,6 +62,7 @@ struct step_workspace {
     std::vector<masses_view> masses;
     std::vector<double> level;
     std::vector<double> inflation;
+    std::vector<double> unit;  // of length, [G]
     std::vector<unsigned char> holds;
     std::vector<float> lse;
     top_k_workspace top;
@@ -107,6 +108,7 @@ struct step_workspace {
         masses.resize(heads);
         level.resize(heads);
         inflation.resize(heads);
+        unit.resize(heads);
         holds.resize(heads);
         lse.resize(heads);
         top.reserve(tokens);

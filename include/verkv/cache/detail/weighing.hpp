@@ -102,7 +102,9 @@ private:
         }
         if (carries_bounds()) {
             for (std::size_t i = 0; i < heads() * tokens(); ++i) {
-                logits.data[i] += bounds.data[i];
+                // Beyond the cap there is no reference (lower_references()), and everything is fetched: upper weights
+                // only have to stay finite.
+                logits.data[i] += smaller(bounds.data[i], widest_bound);
             }
         }
     }
@@ -120,20 +122,25 @@ private:
         }
     }
 
-    /// D by the lower bounds: an upper weight e^{s + b} is e^{-2b} of itself at least.
+    /// A logit that may be this far off may be anything.
+    static constexpr float widest_bound = 60;
+
+    /// D by the lower bounds; 0 where some bound is too wide to say anything: an upper weight e^{s + b} is e^{-2b} of
+    /// itself at least.
     void lower_references() {
         const auto weights = matrix(w.weights, tokens());
         const auto bounds = matrix(w.bounds, tokens());
         for (std::size_t g = 0; g < heads(); ++g) {
             const std::span<float> least{w.share.data(), tokens()};
+            const bool unbounded = largest_of(bounds.row(g)) >= widest_bound;
             for (std::size_t i = 0; i < tokens(); ++i) {
-                least[i] = -2 * bounds.row(g)[i];
+                least[i] = -2 * smaller(bounds.row(g)[i], widest_bound);
             }
             exponentiate(least, 0);
             for (std::size_t i = 0; i < tokens(); ++i) {
                 least[i] *= weights.row(g)[i];
             }
-            w.reference[g] = sum_of(least);
+            w.reference[g] = unbounded ? 0 : sum_of(least);
         }
     }
 

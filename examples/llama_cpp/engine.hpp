@@ -177,6 +177,19 @@ public:
         attention_.truncate(sequence, static_cast<std::int64_t>(position));
     }
 
+    /// Drops half of a sequence's tokens behind the first `keep` and moves the others there; returns its new length.
+    std::size_t shift(int sequence, std::size_t keep, std::size_t length) {
+        if (!llama_memory_can_shift(memory())) {
+            throw std::runtime_error("this model's memory cannot shift its context");
+        }
+        const std::size_t dropped = (length - keep) / 2;
+        const auto first = static_cast<llama_pos>(keep);
+        const auto last = static_cast<llama_pos>(keep + dropped);
+        llama_memory_seq_rm(memory(), sequence, first, last);
+        llama_memory_seq_add(memory(), sequence, last, -1, -static_cast<llama_pos>(dropped));
+        return length - dropped;
+    }
+
 private:
     struct free_model {
         void operator()(llama_model* m) const { llama_model_free(m); }

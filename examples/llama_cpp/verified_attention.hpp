@@ -107,7 +107,7 @@ public:
         }
     }
 
-    /// Length of the prompt, whose queries rank its tokens: known before it is computed.
+    /// How many tokens come before the first that verkv answers for. Their queries rank them, counted back from the last.
     void expect_prompt(std::size_t tokens) { prompt_tokens_ = tokens; }
 
     /// Forgets a sequence's tokens from a position on, as the engine has.
@@ -223,7 +223,7 @@ private:
         }
     }
 
-    /// Keeps the queries that rank tokens: every query_stride-th, so that the prompt's last is one of them.
+    /// Keeps the queries that rank tokens: every query_stride-th, so that the last before verkv answers is one of them.
     void collect(layer& l, attention_node& node, std::size_t t) {
         const auto [name, position] = batch_[t];
         const auto back = static_cast<std::int64_t>(prompt_tokens_) - 1 - position;

@@ -29,8 +29,8 @@ enum class radius_rule {
 /// that D^ cannot be far below D unnoticed, vectors have one more coordinate, a length s: masses are w_i sqrt(rho_i^2 +
 /// s^2), and t bounds s |D^ - D| as well.
 /// Measured against a scale of the caller's, s = value_scale: t <= epsilon/(1 + epsilon) D s implies ||o^ - o|| <=
-/// epsilon s. Or against ||o|| itself, s = ||o||: t <= epsilon/(1 + epsilon) D^ ||o^|| implies ||o^ - o|| <= epsilon
-/// ||o||. A plan goes by D and ||o|| as they are estimated before the fetch; what the sample says after it, see
+/// epsilon s. Or against ||o|| itself, s some half of it: t <= epsilon/(1 + epsilon) D^ ||o^|| implies ||o^ - o|| <=
+/// epsilon ||o||. A plan goes by D and ||o|| as they are estimated before the fetch; what the sample says after it, see
 /// sample_check.
 struct output {
     radius_rule radius = radius_rule::estimated;
@@ -39,7 +39,7 @@ struct output {
     /// Turns the weights into masses, in place. O(n), 8 bytes a token read; in float.
     [[nodiscard]] masses_view masses(const cpu&, std::span<float> weight, std::span<const float> odds, double total,
                                      const value_facts& v, tolerance t) const {
-        const double scale = value_scale > 0 ? value_scale : v.norm;
+        const double scale = certain() ? value_scale : detail::denominator_share * limit(t, v.norm);
         const double mass =
             radius == radius_rule::certain
                 ? detail::weigh_by_sum(weight, v.radius, v.unit,

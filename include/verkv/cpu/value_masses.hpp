@@ -35,6 +35,10 @@ VERKV_ALWAYS_INLINE void store_some(float* p, const lanes& x, std::size_t count)
     }
 }
 
+/// The length s beside an output's error, as a share of its limit, where nothing is proven: enough to keep D^ within 2
+/// epsilon, and less than all that a theorem takes.
+inline constexpr double denominator_share = 0.5;
+
 /// Sum of w_i R_i u, u a power of two.
 inline double weighted_sum(std::span<const float> weight, std::span<const float> radius, double unit) {
     const scale_of_two u(unit);

@@ -503,7 +503,7 @@ private:
                 }
                 double length = 0;
                 if constexpr (needs_values) {
-                    length = target.limit(promise, output_norm(g)) * w.unit[g];
+                    length = denominator_share * target.limit(promise, output_norm(g)) * w.unit[g];
                 }
                 const auto beside = static_cast<float>(length * length);
                 for (std::size_t i = 0; i < product.columns; ++i) {

@@ -1,0 +1,178 @@
+// Generates text with a model that llama.cpp runs and attention that verkv answers, and tells what it took.
+#include <fmt/format.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "common/table.hpp"
+#include "engine.hpp"
+#include "settings.hpp"
+
+namespace {
+
+using example::verified_attention;
+
+std::atomic<bool> interrupted{false};
+
+struct settings {
+    example::engine_options engine;
+    example::verification_choice verification;
+    std::string prompt;
+    std::size_t prompt_tokens = 0;
+    std::size_t predict = 128;
+    double temperature = 0;
+    bool dense = false;
+    bool shift = false;
+};
+
+/// The next token: the most likely one, or at a temperature a random one.
+class sampler {
+public:
+    sampler(double temperature, std::uint64_t seed) : temperature_(temperature), random_(seed) {}
+
+    llama_token operator()(std::span<const float> logits) {
+        if (temperature_ <= 0) {
+            return example::most_likely(logits);
+        }
+        const double top = *std::max_element(logits.begin(), logits.end());
+        weights_.clear();
+        for (const float x : logits) {
+            weights_.push_back(std::exp((static_cast<double>(x) - top) / temperature_));
+        }
+        return static_cast<llama_token>(std::discrete_distribution<int>(weights_.begin(), weights_.end())(random_));
+    }
+
+private:
+    double temperature_;
+    std::mt19937_64 random_;
+    std::vector<double> weights_;
+};
+
+/// Reports layer by layer, and of all.
+void print_report(const verified_attention& a) {
+    example::table table({{"layer", example::alignment::left},
+                          {"resident %", example::alignment::right},
+                          {"fetched %", example::alignment::right},
+                          {"keys scored %", example::alignment::right},
+                          {"rounds", example::alignment::right},
+                          {"certificate", example::alignment::right},
+                          {"output error: mean %", example::alignment::right},
+                          {"largest %", example::alignment::right},
+                          {"ms a step", example::alignment::right}});
+    const auto row = [&](const std::string& name, const example::layer_totals& t) {
+        const auto heads = static_cast<double>(t.kv_heads);
+        const auto of = [](double x, double n) { return n > 0 ? x / n : 0.0; };
+        table.add({name, fmt::format("{:.2f}", 100 * of(t.resident, heads)),
+                   fmt::format("{:.2f}", 100 * of(t.fetched, heads)),
+                   fmt::format("{:.2f}", 100 * of(t.keys_scored, heads)), fmt::format("{:.2f}", of(t.rounds, heads)),
+                   fmt::format("{:.4f}", of(t.certificate, heads)),
+                   fmt::format("{:.2f}", 100 * of(t.error, static_cast<double>(t.query_heads))),
+                   fmt::format("{:.1f}", 100 * t.largest_error),
+                   fmt::format("{:.2f}", 1e3 * of(t.seconds, static_cast<double>(t.steps)))});
+    };
+    example::layer_totals all;
+    for (std::size_t l = 0; l < a.layers(); ++l) {
+        if (a.dense_because(l).empty()) {
+            row(fmt::format("{}", l), a.totals(l));
+            all += a.totals(l);
+        }
+    }
+    if (all.steps == 0) {
+        fmt::print("verkv answered no step of any layer.\n");
+    } else {
+        row("all", all);
+        fmt::print("{}", table.text());
+        fmt::print("Shares of the rows that a token sees, means over steps and KV heads. Output error: against the engine's own "
+                   "attention\non the same queries and rows, over query heads and steps. ms: of all KV heads.\n");
+    }
+    for (std::size_t l = 0; l < a.layers(); ++l) {
+        if (!a.dense_because(l).empty()) {
+            fmt::print("layer {} stayed dense: {}\n", l, a.dense_because(l));
+        }
+    }
+    if (a.resyncs() > 0) {
+        fmt::print("{} times rows of a layer were read anew, because the engine had dropped some.\n", a.resyncs());
+    }
+}
+
+int run(const settings& s) {
+    // The engine may be asked for its trained context, which only the model tells.
+    verified_attention attention({}, 1, 1);
+    example::engine engine(s.engine, attention);
+    attention = verified_attention(s.verification.made(engine.rope_by_halves()), engine.context_tokens(), 1);
+    std::vector<llama_token> text = engine.tokens_of(example::read_text(s.prompt), true);
+    if (s.prompt_tokens > 0 && text.size() > s.prompt_tokens) {
+        text.resize(s.prompt_tokens);
+    }
+    if (text.size() >= engine.context_tokens()) {
+        throw std::runtime_error(fmt::format("the prompt has {} tokens, the context {}: give --context or --prompt-tokens",
+                                             text.size(), engine.context_tokens()));
+    }
+    if (engine.context_tokens() > engine.trained_context()) {
+        fmt::print(stderr, "note: the model was trained for {} tokens, the context has {}\n", engine.trained_context(),
+                   engine.context_tokens());
+    }
+    fmt::print(stderr, "{} tokens of prompt\n", text.size());
+    const std::size_t prompt = text.size();
+    attention.expect_prompt(prompt - 1);
+    const auto mode = s.dense ? verified_attention::mode::off : verified_attention::mode::verified;
+    // The last token is the first that verkv answers for.
+    engine.read(verified_attention::mode::dense, 0, text, 0, prompt - 1);
+    engine.read(mode, 0, text, prompt - 1, prompt);
+    sampler next(s.temperature, s.verification.seed);
+    std::size_t position = prompt;
+    std::size_t made = 0;
+    for (; made < s.predict && !interrupted; ++made) {
+        const llama_token token = next(engine.logits());
+        if (engine.ends(token)) {
+            break;
+        }
+        const std::string piece = engine.text_of(token);
+        std::fwrite(piece.data(), 1, piece.size(), stdout);
+        std::fflush(stdout);
+        if (position == engine.context_tokens()) {
+            if (!s.shift) {
+                fmt::print(stderr, "\nthe context of {} tokens is full; --context-shift goes on\n", position);
+                break;
+            }
+            position = engine.shift(0, s.verification.sink, position);
+        }
+        const example::engine::item item{0, static_cast<std::int64_t>(position), token, true};
+        engine.decode(mode, std::span(&item, 1));
+        ++position;
+    }
+    fmt::print("\n\n{} tokens generated{}.\n", made, interrupted ? ", then interrupted" : "");
+    if (!s.dense) {
+        print_report(attention);
+    }
+    return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    settings s;
+    CLI::App app("Generates text with a model that llama.cpp runs and attention that verkv answers.");
+    example::add_engine_options(app, s.engine);
+    example::add_verification_options(app, s.verification, true);
+    app.add_option("--prompt", s.prompt, "file with the prompt")->required()->check(CLI::ExistingFile);
+    example::add_count(app, "--prompt-tokens", s.prompt_tokens, 0, std::size_t{1} << 30,
+                       "tokens of the file that are the prompt; 0: all");
+    example::add_count(app, "--predict", s.predict, 0, std::size_t{1} << 30, "tokens to generate");
+    app.add_option("--temperature", s.temperature, "0: the most likely token")->check(CLI::Range(0.0, 100.0));
+    app.add_flag("--dense", s.dense, "the engine's own attention, for comparison");
+    app.add_flag("--context-shift", s.shift, "when the context is full, drop half of what lies behind the sink");
+    CLI11_PARSE(app, argc, argv);
+    std::signal(SIGINT, [](int) { interrupted = true; });
+    try {
+        return run(s);
+    } catch (const std::exception& e) {
+        fmt::print(stderr, "verkv_generate: {}\n", e.what());
+        return 1;
+    }
+}

@@ -73,10 +73,12 @@ inline void print_legend(const settings& s, const run_results& found) {
     const auto line = [](const char* column, const std::string& text) { fmt::print("{:<11} {}\n", column, text); };
     fmt::print("\n");
     line("epsilon", fmt::format("relative error to certify; delta = {} of the decisions may exceed it", s.delta));
-    line("sketch", fmt::format("estimates the weights; of the KV cache it takes: {}", sketches));
+    line("sketch",
+         fmt::format("estimates the weights (exact: from all keys); its share of the KV cache: {}", sketches));
     line("plan", "chooses the rows to fetch");
-    line("certified", fmt::format("error of what: D, the softmax denominator, or the attention output{}",
-                                  plans.contains("never") ? "; - nothing: no plan" : ""));
+    line("certified",
+         fmt::format("what error is meant: that of D, the softmax denominator, or of the attention output{}",
+                     plans.contains("never") ? "; -: none is certified" : ""));
     line("fetch %", fmt::format("decisions that fetch rows; a line has {}: query heads x steps x samples", decisions));
     line(
         "rows %",

@@ -7,83 +7,9 @@
 #include <variant>
 #include <vector>
 
+#include "combinations.hpp"
 #include "settings.hpp"
 #include "verkv/verkv.hpp"
-
-/// One choice of everything that can be chosen; what has no meaning for it holds the default.
-struct combination {
-    std::string sketch, plan, tail = "bernstein", target = "denominator", group = "per-head", check = "none",
-                              uniforms = "permanent", bounds = "none", exact_for = "shortlist";
-
-    [[nodiscard]] std::string plan_text() const {
-        return plan + (tail == "chernoff" ? ", chernoff" : "") +
-               (plan == "water-filling" && group == "per-head" ? ", per head" : "") +
-               (check == "sample" ? ", checked" : "") + (uniforms == "fresh" ? ", fresh" : "");
-    }
-    [[nodiscard]] std::string target_text() const {
-        return (target == "output" ? "output" : "D") + std::string(bounds == "sketch" ? ", bounds" : "") +
-               (exact_for == "resident" ? ", leak" : "");
-    }
-    [[nodiscard]] std::string text() const { return sketch + ", " + plan_text() + ", " + target_text(); }
-
-    friend bool operator==(const combination&, const combination&) = default;
-};
-
-inline bool has_bounds(const std::string& sketch) {
-    return sketch == "rotated" || sketch == "quest-pages";
-}
-
-/// Every combination of the lists, once: settings that make no difference to one are not counted as another.
-inline std::vector<combination> combinations(const settings& s) {
-    std::vector<combination> all;
-    const auto add = [&](combination c) {
-        const bool exact = c.sketch == "exact";
-        if (c.plan == "never" || c.plan == "everything") {
-            c.tail = "bernstein";
-            c.target = "denominator";
-        }
-        if (c.plan != "water-filling") {
-            c.group = "per-head";
-            c.check = "none";
-            c.uniforms = "permanent";
-            if (c.target == "output" && !s.target_given) {
-                return;
-            }
-        }
-        if (c.target == "denominator" && (exact || (c.bounds == "sketch" && has_bounds(c.sketch)))) {
-            c.check = "none";  // proven as it stands
-        }
-        if (exact) {
-            c.exact_for = "shortlist";
-        }
-        if (!has_bounds(c.sketch)) {
-            c.bounds = "none";
-        }
-        if (std::find(all.begin(), all.end(), c) == all.end()) {
-            all.push_back(std::move(c));
-        }
-    };
-    for (const auto& sketch : s.sketch) {
-        for (const auto& plan : s.plan) {
-            for (const auto& tail : s.tail) {
-                for (const auto& target : s.target) {
-                    for (const auto& group : s.group) {
-                        for (const auto& check : s.check) {
-                            for (const auto& uniforms : s.uniforms) {
-                                for (const auto& bounds : s.bounds) {
-                                    for (const auto& exact_for : s.exact_for) {
-                                        add({sketch, plan, tail, target, group, check, uniforms, bounds, exact_for});
-                                    }
-                                }
-                            }
-                        }
-                    }
-                }
-            }
-        }
-    }
-    return all;
-}
 
 /// Which tokens get exact weights.
 struct chosen_exact {

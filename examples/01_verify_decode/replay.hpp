@@ -5,37 +5,17 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <memory>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "choices.hpp"
-#include "common/table.hpp"
 #include "common/trace.hpp"
+#include "result.hpp"
 #include "settings.hpp"
 #include "verkv/verkv.hpp"
-
-/// One line of the table.
-struct result {
-    double epsilon = 0;
-    combination choice;
-    std::size_t decisions = 0;
-    double fetching_decisions = 0;
-    double rows_read_per_query_head = 0;
-    double rows_read_per_kv_head = 0;
-    double rows_copied_per_kv_head = 0;
-    double rounds = 0;
-    double shortlist_keys_read = 0;
-    double failures_denominator = 0;
-    double failures_output = 0;
-    double mean_denominator_error = 0;
-    double mean_output_error = 0;
-    double mean_certificate = 0;
-    double sketch_bytes_share = 0;
-    double sketch_ms = 0, decide_ms = 0, fetch_ms = 0, attend_ms = 0, dense_ms = 0;
-};
 
 inline double median(std::vector<double> x) {
     if (x.empty()) {
@@ -120,6 +100,42 @@ std::vector<std::vector<float>> importance_of(const example::trace<T>& t, const 
     return scores;
 }
 
+/// A cache for one combination of choices.
+template <class T, class Sketch, class Target>
+auto make_cache(const example::trace<T>& t, const settings& s, std::size_t requests, std::size_t tokens,
+                const Sketch& sketch, const Target& target, const combination& choice, verkv::executor* threads) {
+    const verkv::cache_config config{.shape = t.shape,
+                                     .layer = t.layer,
+                                     .max_requests = requests,
+                                     .max_tokens = tokens,
+                                     .host_rows = requests * t.shape.kv_heads * tokens,
+                                     .resident_rows = requests * t.shape.kv_heads * tokens,
+                                     .staging_rows = (std::max)(std::size_t{256}, tokens / 4)};
+    return verkv::layer_cache<T, Sketch, chosen_planner, chosen_exact, Target>(
+        config, sketch, verkv::cpu{threads}, planner_of(choice, s),
+        chosen_exact{s.shortlist, choice.exact_for == "resident"}, target, policies_of(choice, s));
+}
+
+/// Decodes once on the first tokens of the prompt, so that what a combination cannot do is known before anything is
+/// computed. Throws what compressing and decoding throw.
+template <class T, class Sketch, class Target>
+void try_out(const example::trace<T>& t, const settings& s, const Sketch& sketch, const Target& target,
+             const combination& choice) {
+    using namespace verkv;
+    const std::size_t tokens = (std::min)(t.prefill_tokens, std::size_t{64});
+    auto cache = make_cache(t, s, 1, tokens, sketch, target, choice, nullptr);
+    std::vector<position_t> positions(tokens);
+    std::iota(positions.begin(), positions.end(), position_t{0});
+    const request_id id = cache.open(s.seed);
+    cache.prefill(id, t.keys().slice(0, tokens), t.values().slice(0, tokens), positions);
+    cache.compress(id, key_norm{}, {budget::fraction(0.5), {0, 0}});
+    std::vector<float> output(t.shape.query_heads * t.shape.value_dim);
+    for (const double epsilon : s.epsilon) {
+        const decode_item<T> item{id, t.queries().token(t.decode_row(0)), output};
+        cache.decode(item, {epsilon, s.delta});
+    }
+}
+
 /// Runs one combination of choices: a result for each epsilon.
 template <class T, class Sketch, class Target>
 std::vector<result> replay(const example::trace<T>& t, const settings& s, const truth& dense,
@@ -129,16 +145,7 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
     using namespace verkv;
     const geometry& shape = t.shape;
     const std::size_t requests = s.epsilon.size();
-    const cache_config config{.shape = shape,
-                              .layer = t.layer,
-                              .max_requests = requests,
-                              .max_tokens = t.tokens,
-                              .host_rows = requests * shape.kv_heads * t.tokens,
-                              .resident_rows = requests * shape.kv_heads * t.tokens,
-                              .staging_rows = (std::max)(std::size_t{256}, t.tokens / 4)};
-    layer_cache<T, Sketch, chosen_planner, chosen_exact, Target> cache(
-        config, sketch, cpu{threads}, planner_of(choice, s), chosen_exact{s.shortlist, choice.exact_for == "resident"},
-        target, policies_of(choice, s));
+    auto cache = make_cache(t, s, requests, t.tokens, sketch, target, choice, threads);
 
     std::vector<result> results(requests);
     struct times {
@@ -151,6 +158,7 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
     std::vector<float> output(shape.query_heads * shape.value_dim);
     std::vector<float> lse(shape.query_heads);
     std::vector<request_id> ids(requests);
+    double resident_rows = 0;
 
     for (std::size_t draw = 0; draw < s.redraws; ++draw) {
         // The same sample for every epsilon: a request each, of one seed.
@@ -160,6 +168,8 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
                           std::span(positions).first(t.prefill_tokens));
             cache.compress(id, given_scores(per_head), {budget::fraction(s.kept), {s.sink, s.local}});
         }
+        const std::size_t all_rows = requests * shape.kv_heads * t.tokens;
+        resident_rows += static_cast<double>(all_rows - cache.free_resident_rows());
         std::size_t have = t.prefill_tokens;
         for (std::size_t step = 0; step < steps.size(); ++step) {
             const auto n = static_cast<std::size_t>(t.decode_position(steps[step])) + 1;
@@ -205,6 +215,7 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
                     r.mean_denominator_error += denominator_error;
                     r.mean_output_error += output_error;
                     r.mean_certificate += head.certificate_after;
+                    r.mean_certificate_observed += head.certificate_observed;
                 }
             }
             have = n;
@@ -228,10 +239,16 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
         r.sketch_bytes_share = results[0].sketch_bytes_share;
         const auto decisions = static_cast<double>(r.decisions);
         const double heads = decisions / static_cast<double>(shape.group());
-        for (double* x : {&r.fetching_decisions, &r.rows_read_per_query_head, &r.failures_denominator,
-                          &r.failures_output, &r.mean_denominator_error, &r.mean_output_error, &r.mean_certificate}) {
+        for (double* x :
+             {&r.fetching_decisions, &r.rows_read_per_query_head, &r.failures_denominator, &r.failures_output,
+              &r.mean_denominator_error, &r.mean_output_error, &r.mean_certificate, &r.mean_certificate_observed}) {
             *x /= decisions;
         }
+        if (!choice.checked()) {
+            r.mean_certificate_observed = std::numeric_limits<double>::quiet_NaN();
+        }
+        r.resident_share =
+            resident_rows / static_cast<double>(s.redraws * requests * shape.kv_heads * t.prefill_tokens);
         for (double* x : {&r.rows_read_per_kv_head, &r.rows_copied_per_kv_head, &r.shortlist_keys_read, &r.rounds}) {
             *x /= heads;
         }

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/arguments.hpp"
@@ -30,7 +32,6 @@ struct settings {
     std::vector<std::string> uniforms{"permanent"};
     std::vector<std::string> bounds{"none"};
     std::vector<std::string> exact_for{"shortlist"};
-    bool target_given = false;
     std::size_t rounds = 15;
     std::size_t shortlist = 128;
     std::size_t steps = 0;  // 0: all
@@ -39,9 +40,25 @@ struct settings {
     std::size_t threads = 1;
     std::string json;
     std::string plot;
+    bool times = false;
+    std::map<std::string, std::string> given;  ///< arguments of the flags of the command line
+
+    [[nodiscard]] bool was_given(const std::string& flag) const { return given.contains(flag); }
+
+    /// What a flag chooses from a list, as the command line would have it; empty for another flag.
+    [[nodiscard]] std::string names_of(const std::string& flag) const {
+        for (const auto& [name, list] :
+             {std::pair{"--sketch", &sketch}, std::pair{"--plan", &plan}, std::pair{"--target", &target},
+              std::pair{"--bounds", &bounds}, std::pair{"--check", &check}}) {
+            if (flag == name) {
+                return example::joined_list(*list);
+            }
+        }
+        return "";
+    }
 };
 
-/// Describes the options; parsing fills `s`.
+/// Describes the options; parsing fills `s`, but for what was given: example::given_options() tells.
 inline void add_options(CLI::App& app, settings& s) {
     constexpr double infinity = std::numeric_limits<double>::infinity();
     constexpr std::size_t most = 1'000'000'000;  // tokens and steps
@@ -51,7 +68,8 @@ inline void add_options(CLI::App& app, settings& s) {
     example::add_count(app, "--sink", s.sink, 0, most, "first tokens, always resident");
     example::add_count(app, "--local", s.local, 0, most, "last tokens of the prompt, always resident");
     example::add_numbers(app, "--epsilon", s.epsilon, {0, infinity, false, false}, "relative errors to certify");
-    example::add_fraction(app, "--delta", s.delta, {0, 1, false, false}, "how often the error may be larger");
+    example::add_fraction(app, "--delta", s.delta, {0, 1, false, false},
+                          "share of the decisions whose error may be larger");
     app.add_option("--scorer", s.scorer, "how prefill ranks tokens")
         ->check(CLI::IsMember({"largest-attention", "snapkv", "streaming-llm", "key-norm"}))
         ->capture_default_str();
@@ -74,11 +92,12 @@ inline void add_options(CLI::App& app, settings& s) {
     example::add_names(app, "--uniforms", s.uniforms, {"permanent", "fresh"}, "which uniforms plans draw with");
     example::add_names(app, "--bounds", s.bounds, {"none", "sketch"}, "whether plans carry the sketch's error bound");
     example::add_names(app, "--exact-for", s.exact_for, {"shortlist", "resident"}, "which tokens get exact weights");
-    example::add_count(app, "--shortlist", s.shortlist, 0, most, "tokens of a KV head that are scored exactly");
+    example::add_count(app, "--shortlist", s.shortlist, 0, most, "tokens scored exactly for each query head");
     example::add_count(app, "--steps", s.steps, 0, most, "decode steps, spread over the trace; 0 for all");
     example::add_count(app, "--redraws", s.redraws, 1, 1'000'000, "independent samples of the prompt");
     example::add_count(app, "--seed", s.seed, 0, std::numeric_limits<std::uint64_t>::max(), "of the first sample");
     example::add_count(app, "--threads", s.threads, 0, 1024, "threads of the decode step; 0 for all");
-    example::add_path(app, "--json", s.json, "file for the results as JSON");
+    app.add_flag("--times", s.times, "adds a table of times");
+    example::add_path(app, "--json", s.json, "file for the results as JSON, times included");
     example::add_path(app, "--plot", s.plot, "file for a plot, SVG");
 }

@@ -9,6 +9,7 @@
 #include <charconv>
 #include <cmath>
 #include <concepts>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -43,14 +44,33 @@ namespace example {
     return *above / *below;
 }
 
-/// The parts of a text between commas, empty ones included.
+/// A text without the blanks around it.
+[[nodiscard]] inline std::string_view trimmed(std::string_view text) {
+    constexpr std::string_view blanks = " \t\r\n";
+    const std::size_t first = (std::min)(text.find_first_not_of(blanks), text.size());
+    return text.substr(first, text.find_last_not_of(blanks) + 1 - first);
+}
+
+/// The parts of a text between commas without the blanks around them, empty ones included.
 [[nodiscard]] inline std::vector<std::string> split_list(std::string_view text) {
     std::vector<std::string> parts;
     for (std::size_t comma; (comma = text.find(',')) != std::string_view::npos; text.remove_prefix(comma + 1)) {
-        parts.emplace_back(text.substr(0, comma));
+        parts.emplace_back(trimmed(text.substr(0, comma)));
     }
-    parts.emplace_back(text);
+    parts.emplace_back(trimmed(text));
     return parts;
+}
+
+/// The arguments of a list option as one text with commas, whether they came as "a,b", "a, b", a b, a, b or after the
+/// option's name each time it was given.
+[[nodiscard]] inline std::string joined_list(const std::vector<std::string>& arguments) {
+    std::string text;
+    for (const std::string& argument : arguments) {
+        const std::string_view part = trimmed(argument);
+        const bool has_comma = text.empty() || text.ends_with(',') || part.starts_with(',');
+        text += (has_comma ? "" : ",") + std::string(part);
+    }
+    return text;
 }
 
 /// The numbers an option accepts: above `low` (or from it on), below `high` (or up to it).
@@ -145,51 +165,79 @@ inline CLI::Option* add_path(CLI::App& app, const std::string& name, std::string
         ->default_str(value);
 }
 
-/// Option for one or more numbers between commas, in the order given; each may occur once.
-inline CLI::Option* add_numbers(CLI::App& app, const std::string& name, std::vector<double>& values,
-                                const interval& range, const std::string& description) {
+namespace detail {
+
+/// Option for a list: of one argument or more, given once or more often; `take` gets the parts of all of them.
+template <class Take>
+CLI::Option* add_list(CLI::App& app, const std::string& name, const std::string& description, Take take) {
     return app
-        .add_option_function<std::string>(
+        .add_option(
             name,
-            [=, &values](const std::string& text) {
-                std::vector<double> found;
-                for (const std::string& part : split_list(text)) {
-                    const double value = detail::number_within(name, part, range);
-                    if (std::find(found.begin(), found.end(), value) != found.end()) {
-                        throw CLI::ValidationError(name, fmt::format("{} occurs twice", part));
-                    }
-                    found.push_back(value);
-                }
-                values = found;
+            [take](const CLI::results_t& arguments) {
+                take(split_list(joined_list(arguments)));
+                return true;
             },
             description)
+        ->expected(-1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
+/// Adds a value that may occur once.
+template <class T>
+void add_once(const std::string& name, std::vector<T>& found, const T& value, const std::string& text) {
+    if (std::find(found.begin(), found.end(), value) != found.end()) {
+        throw CLI::ValidationError(name, fmt::format("{} occurs twice", text));
+    }
+    found.push_back(value);
+}
+
+}  // namespace detail
+
+/// Option for one or more numbers, in the order given; each may occur once. They stand between commas or blanks, and
+/// those of a repeated option are added.
+inline CLI::Option* add_numbers(CLI::App& app, const std::string& name, std::vector<double>& values,
+                                const interval& range, const std::string& description) {
+    return detail::add_list(app, name, description,
+                            [=, &values](const std::vector<std::string>& parts) {
+                                std::vector<double> found;
+                                for (const std::string& part : parts) {
+                                    detail::add_once(name, found, detail::number_within(name, part, range), part);
+                                }
+                                values = found;
+                            })
         ->type_name("NUMBER,...")
         ->default_str(detail::joined(values, ","));
 }
 
-/// Option for one or more of the known names between commas, in the order given; each may occur once.
+/// Option for one or more of the known names, in the order given; as add_numbers().
 inline CLI::Option* add_names(CLI::App& app, const std::string& name, std::vector<std::string>& values,
                               const std::vector<std::string>& known, const std::string& description) {
-    return app
-        .add_option_function<std::string>(
-            name,
-            [=, &values](const std::string& text) {
-                std::vector<std::string> found;
-                for (const std::string& part : split_list(text)) {
-                    if (std::find(known.begin(), known.end(), part) == known.end()) {
-                        throw CLI::ValidationError(name, fmt::format("\"{}\" is not known; choose from {}", part,
-                                                                     detail::joined(known, ", ")));
-                    }
-                    if (std::find(found.begin(), found.end(), part) != found.end()) {
-                        throw CLI::ValidationError(name, fmt::format("{} occurs twice", part));
-                    }
-                    found.push_back(part);
-                }
-                values = found;
-            },
-            fmt::format("{}: any of {}", description, detail::joined(known, ", ")))
+    return detail::add_list(app, name, fmt::format("{}: any of {}", description, detail::joined(known, ", ")),
+                            [=, &values](const std::vector<std::string>& parts) {
+                                std::vector<std::string> found;
+                                for (const std::string& part : parts) {
+                                    if (std::find(known.begin(), known.end(), part) == known.end()) {
+                                        throw CLI::ValidationError(
+                                            name, fmt::format("\"{}\" is not known; choose from {}", part,
+                                                              detail::joined(known, ", ")));
+                                    }
+                                    detail::add_once(name, found, part, part);
+                                }
+                                values = found;
+                            })
         ->type_name("NAME,...")
         ->default_str(detail::joined(values, ","));
+}
+
+/// The options that were given, by name, with their arguments as one text.
+[[nodiscard]] inline std::map<std::string, std::string> given_options(const CLI::App& app) {
+    std::map<std::string, std::string> given;
+    for (const CLI::Option* option : app.get_options()) {
+        if (option->count() > 0) {
+            given[option->get_name()] = joined_list(option->results());
+        }
+    }
+    return given;
 }
 
 }  // namespace example

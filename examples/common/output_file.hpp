@@ -24,4 +24,17 @@ inline void require_writable(const std::filesystem::path& file) {
     }
 }
 
+/// Whether two names are those of one file, be it there or not.
+[[nodiscard]] inline bool same_file(const std::filesystem::path& a, const std::filesystem::path& b) {
+    std::error_code missing;
+    if (std::filesystem::equivalent(a, b, missing)) {
+        return true;
+    }
+    const auto whole = [](const std::filesystem::path& p) {
+        std::error_code unknown;
+        return std::filesystem::weakly_canonical(std::filesystem::absolute(p, unknown), unknown).lexically_normal();
+    };
+    return whole(a) == whole(b);
+}
+
 }  // namespace example

@@ -38,6 +38,8 @@ struct plot_series {
     std::string name;
     std::vector<double> x;
     std::vector<double> y;
+    std::string colour_key;  ///< series of one key have one colour and one marker; empty: a key of its own
+    std::string dash_key;    ///< series of one key have the same dashes; empty: dashes once the colours are used up
 };
 
 /// A horizontal line to compare with.
@@ -155,12 +157,48 @@ struct plot_style {
     const char* dashes;
     std::size_t marker;
 };
-inline plot_style style_of(std::size_t index) {
-    constexpr std::array<const char*, 7> colours = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
-                                                    "#e69f00", "#56b4e9", "#555555"};
-    constexpr std::array<const char*, 3> dashes = {"none", "7 3", "2 3"};
-    return {colours[index % colours.size()], dashes[index / colours.size() % dashes.size()], index % 4};
-}
+inline constexpr std::array<const char*, 7> plot_colours = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
+                                                            "#e69f00", "#56b4e9", "#555555"};
+inline constexpr std::array<const char*, 3> plot_dashes = {"none", "7 3", "2 3"};
+
+/// The styles of a figure's series, by name.
+class plot_styles {
+public:
+    explicit plot_styles(const plot_figure& figure) {
+        std::vector<std::string> colours;
+        std::vector<std::string> dashes;
+        for (const plot_panel& panel : figure.panels) {
+            for (const plot_series& s : panel.series) {
+                if (position(names_, s.name) < names_.size()) {
+                    continue;
+                }
+                names_.push_back(s.name);
+                const std::size_t c = entry(colours, s.colour_key.empty() ? "series " + s.name : s.colour_key);
+                const std::size_t d = s.dash_key.empty() ? c / plot_colours.size() : entry(dashes, s.dash_key);
+                styles_.push_back({plot_colours[c % plot_colours.size()], plot_dashes[d % plot_dashes.size()], c % 4});
+            }
+        }
+    }
+
+    /// In order of their first appearance.
+    [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
+    [[nodiscard]] const plot_style& of(const std::string& name) const { return styles_[position(names_, name)]; }
+
+private:
+    static std::size_t position(const std::vector<std::string>& list, const std::string& text) {
+        return static_cast<std::size_t>(std::find(list.begin(), list.end(), text) - list.begin());
+    }
+    static std::size_t entry(std::vector<std::string>& list, const std::string& text) {
+        const std::size_t at = position(list, text);
+        if (at == list.size()) {
+            list.push_back(text);
+        }
+        return at;
+    }
+
+    std::vector<std::string> names_;
+    std::vector<plot_style> styles_;
+};
 
 inline std::string marker(const plot_style& style, double x, double y, bool hollow, const std::string& hint) {
     const std::string paint = hollow ? fmt::format("fill=\"#fff\" stroke=\"{}\" stroke-width=\"1.6\"", style.colour)
@@ -190,16 +228,7 @@ inline std::string marker(const plot_style& style, double x, double y, bool holl
     const double width = count * panel_width;
     const auto text_size = [](std::string_view text) { return 6.6 * static_cast<double>(text_width(text)); };
 
-    std::vector<std::string> names;
-    const auto index_of = [&](const std::string& name) {
-        const auto at = std::find(names.begin(), names.end(), name);
-        const auto index = static_cast<std::size_t>(at - names.begin());
-        if (at == names.end()) {
-            names.push_back(name);
-        }
-        return index;
-    };
-
+    const detail::plot_styles styles(figure);
     std::string body;
     const auto put = [&]<class... Parts>(fmt::format_string<const Parts&...> format, const Parts&... parts) {
         fmt::format_to(std::back_inserter(body), format, parts...);
@@ -270,7 +299,7 @@ inline std::string marker(const plot_style& style, double x, double y, bool holl
 
         std::string markers;
         for (const plot_series& s : panel.series) {
-            const detail::plot_style style = detail::style_of(index_of(s.name));
+            const detail::plot_style style = styles.of(s.name);
             std::string path;
             bool drawing = false;
             for (std::size_t i = 0; i < (std::min)(s.x.size(), s.y.size()); ++i) {
@@ -293,22 +322,25 @@ inline std::string marker(const plot_style& style, double x, double y, bool holl
         body += markers;
     }
 
-    double x = left;
-    double y = header + panel_height + 14;
-    for (std::size_t i = 0; i < names.size(); ++i) {
-        const detail::plot_style style = detail::style_of(i);
-        const double needed = 38 + text_size(names[i]);
-        if (x > left && x + needed > width - right) {
-            x = left;
-            y += 21;
-        }
+    const std::size_t entries = styles.names().size();  // of the legend, in columns as wide as the widest
+    double entry_width = 1;
+    for (const std::string& name : styles.names()) {
+        entry_width = (std::max)(entry_width, 56 + text_size(name));
+    }
+    const auto columns = static_cast<std::size_t>((std::max)(1.0, std::floor((width - left) / entry_width)));
+    const std::size_t lines = (entries + columns - 1) / columns;
+    const double legend = header + panel_height + 14;
+    for (std::size_t i = 0; i < entries; ++i) {
+        const std::string& name = styles.names()[i];
+        const detail::plot_style style = styles.of(name);
+        const double x = left + static_cast<double>(i / lines) * entry_width;
+        const double y = legend + 21 * static_cast<double>(i % lines);
         put("<path d=\"M{:.1f} {:.1f}h30\" stroke=\"{}\" stroke-width=\"2\" stroke-dasharray=\"{}\"/>\n", x, y,
             style.colour, style.dashes);
         body += detail::marker(style, x + 15, y, false, "");
-        put("<text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", x + 37, y + 4, detail::xml_text(names[i]));
-        x += needed + 18;
+        put("<text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", x + 37, y + 4, detail::xml_text(name));
     }
-    const double height = names.empty() ? header + panel_height : y + 18;
+    const double height = entries == 0 ? header + panel_height : legend + 21 * static_cast<double>(lines - 1) + 18;
     return fmt::format(
                "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} "
                "{1:.0f}\" role=\"img\" font-family=\"system-ui, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, "

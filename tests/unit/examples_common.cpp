@@ -31,7 +31,9 @@ TEST_CASE("examples: fractions and numbers are parsed whole or not at all") {
         CHECK(!example::parse_fraction(text));
     }
     CHECK(example::split_list("a,,b") == std::vector<std::string>{"a", "", "b"});
+    CHECK(example::split_list(" a b , c\t,") == std::vector<std::string>{"a b", "c", ""});
     CHECK(example::split_list("") == std::vector<std::string>{""});
+    CHECK(example::split_list(" ") == std::vector<std::string>{""});
 }
 
 struct options {
@@ -83,6 +85,9 @@ TEST_CASE("examples: options take fractions and lists, and say what is wrong") {
     CHECK(o.parse({"--plan", "greed"}) == "--plan: \"greed\" is not known; choose from greedy, never");
     CHECK(o.parse({"--plan", "greedy,greedy"}) == "--plan: greedy occurs twice");
     CHECK(!o.parse({"--plan"}).empty());
+    CHECK(o.parse({"--epsilon", ""}) == "--epsilon: \"\" is no number; write 0.0625 or 1/16");
+    CHECK(o.parse({"--epsilon", "0.1,"}) == "--epsilon: \"\" is no number; write 0.0625 or 1/16");
+    CHECK(o.parse({"--epsilon", "0.1", "--epsilon", "0.1"}) == "--epsilon: 0.1 occurs twice");
     CHECK(o.plan == std::vector<std::string>{"never", "greedy"});
 
     const std::string help = options{}.parse({"--help"});
@@ -90,6 +95,36 @@ TEST_CASE("examples: options take fractions and lists, and say what is wrong") {
         INFO(help);
         CHECK(help.find(part) != std::string::npos);
     }
+}
+
+TEST_CASE("examples: lists may have blanks, and repeated options are added") {
+    for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+             {"--epsilon", "0.1,0.2", "--plan", "never,greedy"},
+             {"--epsilon", " 0.1 , 0.2 ", "--plan", "never, greedy"},
+             {"--epsilon", "0.1,", "0.2", "--plan", "never", ",greedy"},
+             {"--epsilon", "0.1", "0.2", "--plan", "never", ",", "greedy"},
+             {"--epsilon", "0.1", "--plan", "never", "--epsilon", "0.2", "--plan", "greedy"},
+         }) {
+        options o;
+        CHECK(o.parse(arguments).empty());
+        CHECK(o.epsilon == std::vector<double>{0.1, 0.2});
+        CHECK(o.plan == std::vector<std::string>{"never", "greedy"});
+    }
+}
+
+TEST_CASE("examples: what was given on the command line is known by name") {
+    CLI::App app("test", "test");
+    double kept = 0;
+    bool times = false;
+    std::vector<double> epsilon;
+    example::add_fraction(app, "--kept", kept, {0, 1}, "share kept");
+    example::add_numbers(app, "--epsilon", epsilon, {0, 1}, "tolerance");
+    app.add_flag("--times", times, "times");
+    app.parse(std::vector<std::string>{"0.2", "0.1, ", "--epsilon", "--times"});
+    const auto given = example::given_options(app);
+    CHECK(given.size() == 2);
+    CHECK(given.contains("--times"));
+    CHECK(given.at("--epsilon") == "0.1,0.2");
 }
 
 TEST_CASE("examples: counts are digits within their range, paths are not empty") {
@@ -139,6 +174,20 @@ TEST_CASE("examples: files that results cannot go to are known beforehand") {
     }
 }
 
+TEST_CASE("examples: one file is known by all its names") {
+    const test_support::temporary_folder folder;
+    std::filesystem::create_directory(folder / "sub");
+    const auto file = folder / "file";
+    CHECK(example::same_file(file, folder / "sub/../file"));  // neither exists
+    CHECK(!example::same_file(file, folder / "sub/file"));
+    CHECK(example::same_file("file", std::filesystem::current_path() / "file"));
+    std::ofstream(file) << "x";
+    CHECK(example::same_file(file, folder / "./file"));
+    std::filesystem::create_symlink(file, folder / "sub/link");
+    CHECK(example::same_file(file, folder / "sub/link"));
+    CHECK(!example::same_file(file, folder / "other"));
+}
+
 TEST_CASE("examples: tables align their columns") {
     example::table t({{"name", example::alignment::left}, {"ε"}, {"rows read\nper head"}});
     t.add({"exact", example::number_text(0.05, 2), example::percent_text(0.0451, 1)});
@@ -183,7 +232,8 @@ TEST_CASE("examples: a plot shows every point and survives odd data") {
     example::plot_panel p;
     p.x = {"ε", true, false, {}, {}, {0.01, 0.05, 0.0501, 0.3}};
     p.y.percent = true;
-    p.series = {{"one", {0.01, 0.05, 0.3}, {0.2, nan, 0.1}}, {"two", {0.01, 0.05, 0.3}, {0.1, 0.1, 0.1}}};
+    p.series = {{"one", {0.01, 0.05, 0.3}, {0.2, nan, 0.1}, "", ""},
+                {"two", {0.01, 0.05, 0.3}, {0.1, 0.1, 0.1}, "", ""}};
     p.references = {{0.1, "δ"}};
     f.panels = {p, p};
     const std::string svg = example::svg_text(f);
@@ -216,13 +266,24 @@ TEST_CASE("examples: a plot shows every point and survives odd data") {
                                               {5, 5.000000001}}) {
             example::plot_panel odd;
             odd.x.logarithmic = odd.y.logarithmic = logarithmic;
-            odd.series = {{"odd", values, values}};
+            odd.series = {{"odd", values, values, "", ""}};
             const std::string text = example::svg_text({"", {odd}});
             CHECK(text.size() < 100'000);
             CHECK(occurrences(text, "nan") + occurrences(text, "\"inf") == 0);
         }
     }
     CHECK(example::svg_text({}).find("</svg>") != std::string::npos);
+
+    // A colour for each key, dashes for each key; without keys another colour for each name.
+    example::plot_panel keyed;
+    for (const char* name : {"a1", "b1", "a2", "b2"}) {
+        keyed.series.push_back({name, {1}, {1}, std::string(name, 1), std::string(name + 1, 1)});
+    }
+    const std::string styled = example::svg_text({"", {keyed}});
+    CHECK(occurrences(styled, "stroke=\"#0072b2\" stroke-width=\"2\" stroke-dasharray=\"none\"") == 2);  // line, legend
+    CHECK(occurrences(styled, "stroke=\"#0072b2\" stroke-width=\"2\" stroke-dasharray=\"7 3\"") == 2);
+    CHECK(occurrences(styled, "stroke=\"#d55e00\" stroke-width=\"2\" stroke-dasharray=\"7 3\"") == 2);
+    CHECK(occurrences(styled, "#009e73") == 0);
 
     const test_support::temporary_folder folder;
     example::write_svg(f, folder / "plot.svg");

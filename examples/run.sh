@@ -11,7 +11,7 @@ cmake -S "$here" -B "$build" -G Ninja "${launcher[@]}" -D CMAKE_BUILD_TYPE=Relea
     -D VERKV_BUILD_TESTS=OFF
 cmake --build "$build"
 
-for example in building_blocks own_scorer_and_sketch engine_loop; do
+for example in building_blocks own_scorer_and_sketch engine_loop c_interface; do
     echo
     echo "=== $example"
     "$build/bin/$example"

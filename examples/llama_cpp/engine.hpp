@@ -27,6 +27,7 @@ struct engine_options {
     std::uint32_t sequences = 1;
     int threads = 0;  ///< 0: the library's default
     ggml_type keys = GGML_TYPE_F16, values = GGML_TYPE_F16;
+    bool repack = true;  ///< weights in the engine's faster layout, whose results depend on the batch
 };
 
 class engine {
@@ -46,6 +47,7 @@ public:
         llama_backend_init();
         llama_model_params model = llama_model_default_params();
         model.n_gpu_layers = 0;
+        model.use_extra_bufts = o.repack;
         model_.reset(llama_model_load_from_file(o.model.c_str(), model));
         if (!model_) {
             throw std::runtime_error(o.model + " is no model that this llama.cpp can load");
@@ -144,6 +146,18 @@ public:
         if (code != 0) {
             throw std::runtime_error("llama_decode() failed with " + std::to_string(code));
         }
+    }
+
+    /// Computes a micro-batch densely, a lone token together with another one that nobody sees: the engine takes other
+    /// kernels for one token than for several, which round differently. Needs a second sequence.
+    void decode_alike(std::span<const item> items) {
+        if (items.size() > 1) {
+            decode(verified_attention::mode::off, items);
+            return;
+        }
+        const item pair[] = {items[0], {items[0].sequence + 1, 0, items[0].token, false}};
+        decode(verified_attention::mode::off, pair);
+        llama_memory_seq_rm(memory(), items[0].sequence + 1, -1, -1);
     }
 
     /// Computes tokens [first, last) of a text, at their positions, in micro-batches; logits of the last one.

@@ -139,21 +139,25 @@ void write_csv(const std::string& file, const std::vector<result>& results) {
 void write_plot(const std::string& file, const std::vector<result>& results, const std::string& title) {
     example::plot_panel panel;
     panel.title = title;
-    panel.x = {.title = "rows read for a KV head and step, % of the context", .logarithmic = true, .percent = true};
-    panel.y = {.title = "mean KL of the next token from dense", .logarithmic = true};
+    panel.x.title = "rows read for a KV head and step, % of the context";
+    panel.x.logarithmic = panel.x.percent = true;
+    panel.y.title = "mean KL of the next token from dense";
+    panel.y.logarithmic = true;
     for (const result& r : results) {
         if (r.totals.kv_heads == 0) {
             continue;
         }
         auto at = std::find_if(panel.series.begin(), panel.series.end(), [&](const auto& s) { return s.name == r.name; });
         if (at == panel.series.end()) {
-            panel.series.push_back({.name = r.name});
-            at = panel.series.end() - 1;
+            at = panel.series.emplace(panel.series.end());
+            at->name = r.name;
         }
         at->x.push_back(r.of_kv_heads(r.totals.fetched));
         at->y.push_back(r.mean_divergence());
     }
-    example::write_svg({.title = "", .panels = {panel}}, file);
+    example::plot_figure figure;
+    figure.panels.push_back(std::move(panel));
+    example::write_svg(figure, file);
 }
 
 int run(const settings& s) {
@@ -184,6 +188,12 @@ int run(const settings& s) {
 
     std::vector<example::method> methods{{"dense", std::nullopt}};
     std::vector<result> results;
+    // How far apart two exact ways to compute attention are: what a method cannot be told from.
+    example::verification_choice all = s.common;
+    all.plan = "never";
+    all.sketch = "exact";
+    all.kept = 1;
+    methods.push_back({"all rows resident", all});
     for (const double kept : s.kept) {
         example::verification_choice c = s.common;
         c.kept = kept;

@@ -122,6 +122,7 @@ public:
             for (std::size_t i = static_cast<std::size_t>(position); i < s.cells.size(); ++i) {
                 s.known[s.cells[i]] = 0;
             }
+            s.appended -= (std::min)(s.appended, s.cells.size() - static_cast<std::size_t>(position));
             s.cells.resize(static_cast<std::size_t>(position));
         }
     }
@@ -353,7 +354,10 @@ private:
         require(verkv_append(l.cache.get(), s.request, keys_.data(), values_.data(), positions_.data(),
                              s.cells.size() - from));
         s.appended += s.cells.size() - from;
-        if (settings_.compress_every > 0 && s.appended >= settings_.compress_every) {
+        // Queries were kept at every query_stride-th position: the last token has to stand at one of them.
+        const auto back = static_cast<std::int64_t>(s.cells.size()) - static_cast<std::int64_t>(prompt_tokens_);
+        const bool in_step = moved_.contains(name) || back % static_cast<std::int64_t>(settings_.query_stride) == 0;
+        if (settings_.compress_every > 0 && s.appended >= settings_.compress_every && in_step) {
             compress(l, s, name);
         }
     }

@@ -147,8 +147,7 @@ verkv_status verkv_append(verkv_cache* cache, verkv_request request, const uint1
                           const int64_t* positions, size_t tokens);
 
 /* Forgets every token at this position or behind, and frees their rows: a rollback. O(tokens forgotten), or of all
- * where a sketch has to move. A
- * position below 0 forgets all of them, one beyond the last none. */
+ * where a sketch has to move. A position below 0 forgets all of them, one beyond the last none. */
 verkv_status verkv_truncate(verkv_cache* cache, verkv_request request, int64_t position);
 
 /* Forgets the tokens at positions first ... last-1; the others keep their positions. O(tokens). */

@@ -1,4 +1,5 @@
 /* verkv for engines in C, or in C++ before C++20: the cache of one layer behind an opaque pointer. Needs C99.
+ * Behind it is one object, from verkv_c.cpp: C++20, optimised, for the machine that it runs on (-O3 -march=native).
  *
  * A request goes: open, prefill (in any chunks), compress, then for each token append and step; compress again whenever
  * its tail has grown long, truncate or remove to go back; release. A request that was never prefilled needs no
@@ -55,7 +56,8 @@ typedef enum {
 /* What is certified for each query head. */
 typedef enum {
     VERKV_TARGET_DENOMINATOR, /* the softmax denominator, relative to the exact one */
-    VERKV_TARGET_OUTPUT       /* the attention output, relative to its norm or to value_scale */
+    VERKV_TARGET_OUTPUT       /* the attention output, relative to value_scale, or to its norm: the latter is guessed
+                               * and needs the check, so WATER_FILLING */
 } verkv_target;
 
 /* Which channels of a key RoPE rotates together. */
@@ -145,7 +147,7 @@ verkv_status verkv_append(verkv_cache* cache, verkv_request request, const uint1
                           const int64_t* positions, size_t tokens);
 
 /* Forgets every token at this position or behind, and frees their rows: a rollback. O(tokens forgotten), or of all
- * where a sketch has to move. Tokens that are left keep their bits. */
+ * where a sketch has to move. A position below 0 forgets all of them, one beyond the last none. */
 verkv_status verkv_truncate(verkv_cache* cache, verkv_request request, int64_t position);
 
 /* Forgets the tokens at positions first ... last-1; the others keep their positions. O(tokens). */
@@ -163,7 +165,8 @@ typedef struct {
  * What the target says of each query head is within epsilon (relative, > 0) with probability 1 - delta at least, delta
  * in (0, 1), for a query fixed before the draw and weights that the sketch has right or bounds; else as far as the
  * check from the sample sees (docs/promise.md). A request without tokens: output 0, lse -infinity. Allocates nothing.
- * INVALID_ARGUMENT for a tolerance out of range, a request that is listed twice, outputs that overlap; INVALID_STATE
+ * INVALID_ARGUMENT for a tolerance out of range (with carry_bounds delta is above 1e-3, how often bounds may fail), a
+ * request that is listed twice, outputs that overlap; INVALID_STATE
  * when prefilled tokens wait for compress. */
 verkv_status verkv_step(verkv_cache* cache, const verkv_step_item* items, size_t count, double epsilon, double delta);
 

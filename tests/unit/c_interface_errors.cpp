@@ -220,7 +220,7 @@ TEST_CASE("C interface: a request that is not open is refused by every call") {
 }
 
 TEST_CASE("C interface: a cache that is full says what is missing") {
-    const c_text t(shape(), room, 7);
+    const c_text t(shape(), room + 10, 7);
     verkv_options o = c_options(shape(), room, 2);
     o.host_rows = 2 * room;
     o.resident_rows = 2 * 100;

@@ -48,6 +48,9 @@ part "build with sanitizers" cmake --build build/sanitize --target verkv_sanitiz
 part "tests with sanitizers" run_tests build/sanitize -L '^unit$'
 
 part "tests" run_tests build/release
+
+# Inside a real engine: a build of llama.cpp and short runs of a small model, where both can be had.
+part "llama.cpp" bash examples/llama_cpp/run.sh --check
 if ((${#failed[@]})); then
     printf 'FAILED: %s\n' "${failed[@]}"
     exit 1

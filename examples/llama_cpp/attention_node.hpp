@@ -56,7 +56,7 @@ public:
         }
         if (!readable(keys()->type) || !readable(values()->type) || queries()->type != GGML_TYPE_F32) {
             return std::string("rows of type ") + ggml_type_name(keys()->type) + " and " +
-                ggml_type_name(values()->type);
+                   ggml_type_name(values()->type);
         }
         if (!rows_in_order(keys()) || !rows_in_order(values())) {
             return "a row's channels are not contiguous";

@@ -68,8 +68,9 @@ public:
         c.cb_eval_user_data = &attention;
         context_.reset(llama_init_from_model(model_.get(), c));
         if (!context_) {
-            throw std::runtime_error("llama.cpp makes no context of " + std::to_string(c.n_ctx) + " tokens with keys of " +
-                                     ggml_type_name(o.keys) + " and values of " + ggml_type_name(o.values));
+            throw std::runtime_error("llama.cpp makes no context of " + std::to_string(c.n_ctx) +
+                                     " tokens with keys of " + ggml_type_name(o.keys) + " and values of " +
+                                     ggml_type_name(o.values));
         }
         // Attention nodes are what is replaced; a model without flash attention has none.
         batch_ = llama_batch_init(static_cast<std::int32_t>(o.batch), 0, 1);

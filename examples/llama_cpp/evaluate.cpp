@@ -110,22 +110,23 @@ void print_table(const std::vector<result>& results) {
                    dense ? "100" : fmt::format("{:.2f}", 100 * r.of_kv_heads(r.totals.resident)),
                    dense ? "" : fmt::format("{:.2f}", 100 * r.of_kv_heads(r.totals.fetched)),
                    dense ? "" : fmt::format("{:.2f}", 100 * r.of_kv_heads(r.totals.keys_scored)),
-                   dense ? ""
-                         : fmt::format("{:.2f}", 100 * r.totals.error / static_cast<double>(r.totals.query_heads)),
+                   dense ? "" : fmt::format("{:.2f}", 100 * r.totals.error / static_cast<double>(r.totals.query_heads)),
                    fmt::format("{:.0f}", 1e3 * r.seconds / static_cast<double>(r.divergences.size()))});
     }
     fmt::print("{}", table.text());
-    fmt::print("KL: of the next token's distribution from dense, nats. Resident, rows read, keys scored: of the tokens, means "
-               "over\nlayers, KV heads and steps, of the layers that verkv answers. Output error: of a query head against the "
-               "engine's own\nattention at the same step. ms: the engine and verkv, one token at a time.\n");
+    fmt::print(
+        "KL: of the next token's distribution from dense, nats. Resident, rows read, keys scored: of the tokens, means "
+        "over\nlayers, KV heads and steps, of the layers that verkv answers. Output error: of a query head against the "
+        "engine's own\nattention at the same step. ms: the engine and verkv, one token at a time.\n");
 }
 
 void write_csv(const std::string& file, const std::vector<result>& results) {
     std::ofstream out(file);
-    out << "method,kept,kl_mean,kl_p99,top_agrees,perplexity,resident,rows_read,keys_scored,output_error,seconds_per_token\n";
+    out << "method,kept,kl_mean,kl_p99,top_agrees,perplexity,resident,rows_read,keys_scored,output_error,seconds_per_"
+           "token\n";
     for (const result& r : results) {
-        out << fmt::format("\"{}\",{},{},{},{},{},{},{},{},{},{}\n", r.name, r.kept, r.mean_divergence(), r.quantile(0.99),
-                           r.share_agreed(), r.perplexity(), r.of_kv_heads(r.totals.resident),
+        out << fmt::format("\"{}\",{},{},{},{},{},{},{},{},{},{}\n", r.name, r.kept, r.mean_divergence(),
+                           r.quantile(0.99), r.share_agreed(), r.perplexity(), r.of_kv_heads(r.totals.resident),
                            r.of_kv_heads(r.totals.fetched), r.of_kv_heads(r.totals.keys_scored),
                            r.totals.query_heads == 0 ? 0 : r.totals.error / static_cast<double>(r.totals.query_heads),
                            r.seconds / static_cast<double>(r.divergences.size()));
@@ -147,7 +148,8 @@ void write_plot(const std::string& file, const std::vector<result>& results, con
         if (r.totals.kv_heads == 0) {
             continue;
         }
-        auto at = std::find_if(panel.series.begin(), panel.series.end(), [&](const auto& s) { return s.name == r.name; });
+        auto at =
+            std::find_if(panel.series.begin(), panel.series.end(), [&](const auto& s) { return s.name == r.name; });
         if (at == panel.series.end()) {
             at = panel.series.emplace(panel.series.end());
             at->name = r.name;
@@ -177,7 +179,8 @@ int run(const settings& s) {
                                              text.size(), s.prompt, s.tokens));
     }
     if (s.reread + 2 > s.prompt) {
-        throw std::runtime_error(fmt::format("of {} tokens of prompt, {} cannot be read through verkv", s.prompt, s.reread));
+        throw std::runtime_error(
+            fmt::format("of {} tokens of prompt, {} cannot be read through verkv", s.prompt, s.reread));
     }
     const bool halves = engine.rope_by_halves();
     attention = verified_attention(s.common.made(halves), engine.context_tokens(), 1);
@@ -245,17 +248,17 @@ int run(const settings& s) {
     for (std::size_t l = 0; l < attention.layers(); ++l) {
         verified += attention.dense_because(l).empty() ? 1u : 0u;
     }
-    fmt::print("{} tokens of prompt, {} of them read through verkv, then {} teacher-forced; {} of {} layers answered by "
-               "verkv ({})\n\n",
-               s.prompt, s.reread, s.tokens, verified, attention.layers(),
-               attention.layers() > 0 ? attention.shape_of(0) : "no attention node seen");
+    fmt::print(
+        "{} tokens of prompt, {} of them read through verkv, then {} teacher-forced; {} of {} layers answered by "
+        "verkv ({})\n\n",
+        s.prompt, s.reread, s.tokens, verified, attention.layers(),
+        attention.layers() > 0 ? attention.shape_of(0) : "no attention node seen");
     print_table(results);
     if (!s.csv.empty()) {
         write_csv(s.csv, results);
     }
     if (!s.plot.empty()) {
-        write_plot(s.plot, results,
-                   fmt::format("{} + {} tokens, {} layers", s.prompt, s.tokens, verified));
+        write_plot(s.plot, results, fmt::format("{} + {} tokens, {} layers", s.prompt, s.tokens, verified));
     }
     return 0;
 }

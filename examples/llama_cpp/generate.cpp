@@ -87,8 +87,10 @@ void print_report(const verified_attention& a) {
     } else {
         row("all", all);
         fmt::print("{}", table.text());
-        fmt::print("Shares of the rows that a token sees, means over steps and KV heads. Output error: against the engine's own "
-                   "attention\non the same queries and rows, over query heads and steps. ms: of all KV heads.\n");
+        fmt::print(
+            "Shares of the rows that a token sees, means over steps and KV heads. Output error: against the engine's "
+            "own "
+            "attention\non the same queries and rows, over query heads and steps. ms: of all KV heads.\n");
     }
     for (std::size_t l = 0; l < a.layers(); ++l) {
         if (!a.dense_because(l).empty()) {
@@ -110,8 +112,9 @@ int run(const settings& s) {
         text.resize(s.prompt_tokens);
     }
     if (text.size() >= engine.context_tokens()) {
-        throw std::runtime_error(fmt::format("the prompt has {} tokens, the context {}: give --context or --prompt-tokens",
-                                             text.size(), engine.context_tokens()));
+        throw std::runtime_error(
+            fmt::format("the prompt has {} tokens, the context {}: give --context or --prompt-tokens", text.size(),
+                        engine.context_tokens()));
     }
     if (engine.context_tokens() > engine.trained_context()) {
         fmt::print(stderr, "note: the model was trained for {} tokens, the context has {}\n", engine.trained_context(),

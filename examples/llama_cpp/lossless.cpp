@@ -1,6 +1,6 @@
 // Lossless decoding: verkv's cache drafts, the engine's dense pass checks a chunk at a time, and the text is that of
-// dense greedy decoding: as far as the engine gives the same logits for a token whatever else is in its batch. llama.cpp
-// does on the CPU where weights are not repacked and no batch has a single token (decode_alike()).
+// dense greedy decoding: as far as the engine gives the same logits for a token whatever else is in its batch.
+// llama.cpp does on the CPU where weights are not repacked and no batch has a single token (decode_alike()).
 #include <fmt/format.h>
 
 #include <chrono>
@@ -127,8 +127,9 @@ int run(const settings& s) {
         text.resize(s.prompt_tokens);
     }
     if (text.size() + s.predict + s.chunk > e.context_tokens()) {
-        throw std::runtime_error(fmt::format("{} tokens of prompt, {} to generate and a chunk of {} are more than the context of {}",
-                                             text.size(), s.predict, s.chunk, e.context_tokens()));
+        throw std::runtime_error(
+            fmt::format("{} tokens of prompt, {} to generate and a chunk of {} are more than the context of {}",
+                        text.size(), s.predict, s.chunk, e.context_tokens()));
     }
     if (text.size() < 2 || s.chunk + 1 > s.engine.batch) {
         throw std::runtime_error("the prompt takes two tokens at least, and a chunk a token less than --batch");
@@ -152,11 +153,13 @@ int run(const settings& s) {
     });
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     const verkv::lossless_report& r = decoder.report();
-    fmt::print("\n\n{} tokens in {:.1f} s. {} drafted, {} accepted ({:.1f} %); {} dense passes of up to {} tokens, {:.2f} tokens a pass: "
-               "{} passes saved.\n",
-               r.tokens, seconds, r.drafted, r.accepted,
-               r.drafted > 0 ? 100.0 * static_cast<double>(r.accepted) / static_cast<double>(r.drafted) : 0.0, r.passes,
-               s.chunk + 1, r.tokens_per_pass(), r.tokens - r.passes);
+    fmt::print(
+        "\n\n{} tokens in {:.1f} s. {} drafted, {} accepted ({:.1f} %); {} dense passes of up to {} tokens, {:.2f} "
+        "tokens a pass: "
+        "{} passes saved.\n",
+        r.tokens, seconds, r.drafted, r.accepted,
+        r.drafted > 0 ? 100.0 * static_cast<double>(r.accepted) / static_cast<double>(r.drafted) : 0.0, r.passes,
+        s.chunk + 1, r.tokens_per_pass(), r.tokens - r.passes);
     if (!s.compare) {
         return 0;
     }
@@ -165,8 +168,8 @@ int run(const settings& s) {
     const std::vector<llama_token> dense = dense_tokens(e, text, made.size(), gaps);
     for (std::size_t i = 0; i < made.size(); ++i) {
         if (i >= dense.size() || made[i] != dense[i]) {
-            fmt::print("Dense greedy decoding differs from token {} on; its two best logits are {:.2g} apart there.\n", i,
-                       i < gaps.size() ? gaps[i] : 0.0f);
+            fmt::print("Dense greedy decoding differs from token {} on; its two best logits are {:.2g} apart there.\n",
+                       i, i < gaps.size() ? gaps[i] : 0.0f);
             return 1;
         }
     }

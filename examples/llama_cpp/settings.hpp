@@ -11,10 +11,9 @@
 namespace example {
 
 inline void add_engine_options(CLI::App& app, engine_options& o) {
-    const std::map<std::string, ggml_type> types{{"f16", GGML_TYPE_F16},   {"f32", GGML_TYPE_F32},
-                                                 {"bf16", GGML_TYPE_BF16}, {"q8_0", GGML_TYPE_Q8_0},
-                                                 {"q4_0", GGML_TYPE_Q4_0}, {"q4_1", GGML_TYPE_Q4_1},
-                                                 {"q5_0", GGML_TYPE_Q5_0}, {"q5_1", GGML_TYPE_Q5_1}};
+    const std::map<std::string, ggml_type> types{
+        {"f16", GGML_TYPE_F16},   {"f32", GGML_TYPE_F32},   {"bf16", GGML_TYPE_BF16}, {"q8_0", GGML_TYPE_Q8_0},
+        {"q4_0", GGML_TYPE_Q4_0}, {"q4_1", GGML_TYPE_Q4_1}, {"q5_0", GGML_TYPE_Q5_0}, {"q5_1", GGML_TYPE_Q5_1}};
     app.add_option("--model", o.model, "a model, GGUF")->required();
     add_count(app, "--context", o.context, 0, 1u << 30, "tokens of context; 0: what the model was trained for");
     add_count(app, "--batch", o.batch, 1, 1u << 16, "tokens of the prompt that the engine computes at once");

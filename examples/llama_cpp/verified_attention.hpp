@@ -41,7 +41,7 @@ struct layer_totals {
     double rounds = 0;
     double certificate = 0;  ///< largest of a KV head's query heads, summed
     std::size_t kv_heads = 0;
-    double error = 0;        ///< ||o - engine's||/||engine's||, summed over query heads
+    double error = 0;  ///< ||o - engine's||/||engine's||, summed over query heads
     double largest_error = 0;
     std::size_t query_heads = 0;
     double seconds = 0;
@@ -72,9 +72,9 @@ struct batch_token {
 ///
 /// In `dense` mode it only collects queries of the prompt. In `verified` mode it answers for the engine: the first such
 /// step of a layer takes all rows that the token sees out of the engine's cache and compresses them; later ones append.
-/// A layer whose tokens do not see all earlier ones (a sliding window), or whose attention verkv does not compute, stays
-/// dense and says why. When rows that verkv knows are no longer visible (a context shift, a sequence removed), it starts
-/// anew from what is.
+/// A layer whose tokens do not see all earlier ones (a sliding window), or whose attention verkv does not compute,
+/// stays dense and says why. When rows that verkv knows are no longer visible (a context shift, a sequence removed), it
+/// starts anew from what is.
 class verified_attention {
 public:
     enum class mode { off, dense, verified };
@@ -107,7 +107,8 @@ public:
         }
     }
 
-    /// How many tokens come before the first that verkv answers for. Their queries rank them, counted back from the last.
+    /// How many tokens come before the first that verkv answers for. Their queries rank them, counted back from the
+    /// last.
     void expect_prompt(std::size_t tokens) { prompt_tokens_ = tokens; }
 
     /// Forgets a sequence's tokens from a position on, as the engine has.
@@ -151,7 +152,7 @@ public:
     [[nodiscard]] std::string shape_of(std::size_t l) const {
         const verkv_options& o = layers_[l].options;
         return std::to_string(o.query_heads) + " query and " + std::to_string(o.kv_heads) + " KV heads of " +
-            std::to_string(o.key_dim) + (o.key_dim == o.value_dim ? "" : "/" + std::to_string(o.value_dim));
+               std::to_string(o.key_dim) + (o.key_dim == o.value_dim ? "" : "/" + std::to_string(o.value_dim));
     }
     [[nodiscard]] std::size_t resyncs() const { return resyncs_; }
 
@@ -162,9 +163,9 @@ private:
 
     struct sequence {
         verkv_request request{};
-        std::vector<std::uint32_t> cells;   // of the engine, in the order of tokens
-        std::vector<unsigned char> known;   // of a cell
-        std::size_t appended = 0;           // since the last compress()
+        std::vector<std::uint32_t> cells;  // of the engine, in the order of tokens
+        std::vector<unsigned char> known;  // of a cell
+        std::size_t appended = 0;          // since the last compress()
     };
 
     struct layer {
@@ -196,8 +197,9 @@ private:
         }
         layer& l = layers_[index];
         if (l.store != node.key_store()) {
-            throw std::runtime_error("attention node " + std::to_string(index) +
-                                     " reads another layer's cache than before: is the batch more than one micro-batch?");
+            throw std::runtime_error(
+                "attention node " + std::to_string(index) +
+                " reads another layer's cache than before: is the batch more than one micro-batch?");
         }
         l.options.query_heads = static_cast<std::uint32_t>(node.query_heads());
         l.options.kv_heads = static_cast<std::uint32_t>(node.kv_heads());
@@ -248,8 +250,8 @@ private:
         node.visible(t, seen_);
         const auto tokens = static_cast<std::size_t>(std::count(seen_.begin(), seen_.end(), 1));
         if (tokens < static_cast<std::size_t>(batch_[t].position) + 1) {
-            l.dense = "a token sees " + std::to_string(tokens) + " of " +
-                std::to_string(batch_[t].position + 1) + " tokens (sliding window)";
+            l.dense = "a token sees " + std::to_string(tokens) + " of " + std::to_string(batch_[t].position + 1) +
+                      " tokens (sliding window)";
             l.cache.reset();
             l.sequences.clear();
             return;
@@ -294,8 +296,8 @@ private:
         if (found != l.sequences.end()) {
             sequence& s = found->second;
             const bool lost = s.cells.size() > tokens || std::any_of(s.cells.begin(), s.cells.end(), [&](auto c) {
-                return c >= seen_.size() || seen_[c] == 0;
-            });
+                                  return c >= seen_.size() || seen_[c] == 0;
+                              });
             if (!lost) {
                 return s;
             }

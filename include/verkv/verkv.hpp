@@ -68,4 +68,5 @@
 
 #include "verkv/cache/config.hpp"
 #include "verkv/cache/layer_cache.hpp"
+#include "verkv/cache/lossless.hpp"
 #include "verkv/cache/policies.hpp"

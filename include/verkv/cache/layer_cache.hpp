@@ -84,7 +84,9 @@ public:
           host_(pool(memory.host, config.host_rows, "host row")),
           device_(pool(memory.resident, config.resident_rows, "resident row")),
           staging_(
-              pool(memory.staging, config.max_requests * config.shape.kv_heads * config_.staging_rows, "staging row")),
+              pool(memory.staging,
+                   detail::product("staging rows", config.max_requests, config.shape.kv_heads, config_.staging_rows),
+                   "staging row")),
           staging_rows_(config_.staging_rows),
           requests_(config.max_requests),
           workspaces_(workers(exec)) {
@@ -565,6 +567,7 @@ private:
             detail::check(item.queries.count == g.query_heads && item.queries.width == g.key_dim, "item ", i,
                           " has queries [", item.queries.count, ", ", item.queries.width, "]; the layer takes [",
                           g.query_heads, ", ", g.key_dim, "]");
+            detail::check(item.output.data() != nullptr, "item ", i, " has an output at a null pointer");
             detail::check(item.output.size() == g.query_heads * g.value_dim, "item ", i, " has an output of ",
                           item.output.size(), " channels; the layer writes ", g.query_heads * g.value_dim);
             detail::check(item.lse.empty() || item.lse.size() == g.query_heads, "item ", i, " has room for ",

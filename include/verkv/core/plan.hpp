@@ -27,7 +27,7 @@ struct value_facts {
     std::span<const float> radius;  ///< R_i = ||v_i - c||, [n]; c any fixed centre of the values
     double distance = 0;            ///< of the output from the centre, ||o - c||, as estimated from the resident rows
     double norm = 0;                ///< ||o||, likewise
-    double unit = 1;  ///< power of two by which all lengths are to be multiplied: masses then fit a float
+    double unit = 1;                ///< power of two by which all lengths are to be multiplied: masses then fit a float
 };
 
 /// A token whose (r', lambda) is not (r, 1) [beyond §1].

@@ -29,6 +29,10 @@ generate 0 '12 tokens generated' --prompt-tokens 300 --context 512 --predict 12 
 # All rows resident: the engine's own output, to rounding.
 generate 0 '^all +100.00 +0.00' --prompt-tokens 300 --context 512 --predict 8 --kept 1 --plan never --sketch exact
 generate 0 '12 tokens generated' --prompt-tokens 300 --context 512 --predict 12 --target output --sketch rotated
+# Two sequences in a batch.
+generate 0 '24 tokens generated' --prompt-tokens 300 --context 512 --predict 12 --sequences 2 --temperature 0.8
+generate 0 'rows of a layer were read anew' --prompt-tokens 100 --context 256 --predict 170 --sequences 2 --context-shift \
+    --temperature 0.5
 # A prompt shorter than sink and local; a context that fills up, and one that shifts.
 expect 0 '8 tokens generated' "$bin/verkv_generate" --model "$model" --prompt "$scratch/short" --context 256 --predict 8
 generate 0 'the context of 256 tokens is full' --prompt-tokens 250 --context 256 --predict 20

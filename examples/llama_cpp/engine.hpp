@@ -22,7 +22,7 @@ namespace example {
 
 struct engine_options {
     std::string model;
-    std::uint32_t context = 0;  ///< tokens; 0: the model's
+    std::uint32_t context = 0;  ///< tokens of a sequence; 0: the model's
     std::uint32_t batch = 512;  ///< tokens of a micro-batch
     std::uint32_t sequences = 1;
     int threads = 0;  ///< 0: the library's default
@@ -54,7 +54,8 @@ public:
         }
         vocabulary_ = llama_model_get_vocab(model_.get());
         llama_context_params c = llama_context_default_params();
-        c.n_ctx = o.context > 0 ? o.context : trained_context();
+        options_.context = o.context > 0 ? o.context : trained_context();
+        c.n_ctx = options_.context * o.sequences;
         c.n_batch = c.n_ubatch = o.batch;
         c.n_seq_max = o.sequences;
         c.kv_unified = true;
@@ -82,7 +83,8 @@ public:
     [[nodiscard]] std::uint32_t trained_context() const {
         return static_cast<std::uint32_t>(llama_model_n_ctx_train(model_.get()));
     }
-    [[nodiscard]] std::uint32_t context_tokens() const { return llama_n_ctx(context_.get()); }
+    /// Tokens of a sequence's context.
+    [[nodiscard]] std::uint32_t context_tokens() const { return options_.context; }
     [[nodiscard]] std::size_t vocabulary_size() const {
         return static_cast<std::size_t>(llama_vocab_n_tokens(vocabulary_));
     }
@@ -190,6 +192,12 @@ public:
             throw std::runtime_error("this model's memory cannot go back to position " + std::to_string(position));
         }
         attention_.truncate(sequence, static_cast<std::int64_t>(position));
+    }
+
+    /// Makes `to` a sequence with the tokens of `from`.
+    void copy(int from, int to) {
+        llama_memory_seq_cp(memory(), from, to, -1, -1);
+        attention_.copy_queries(from, to);
     }
 
     /// Drops half of a sequence's tokens behind the first `keep` and moves the others there; returns its new length.

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -25,6 +26,7 @@ struct settings {
     std::string prompt;
     std::size_t prompt_tokens = 0;
     std::size_t predict = 128;
+    std::size_t sequences = 1;
     double temperature = 0;
     bool dense = false;
     bool shift = false;
@@ -102,52 +104,101 @@ void print_report(const verified_attention& a) {
     }
 }
 
+/// A continuation of the prompt.
+struct continuation {
+    sampler next;
+    std::size_t position;
+    std::string text;
+    std::size_t made = 0;
+    bool ended = false;
+};
+
+/// Generates until all have ended; prints a single one's text as it comes, several ones' at the end.
+void generate(example::engine& engine, const settings& s, verified_attention::mode mode,
+              std::vector<continuation>& all) {
+    std::vector<example::engine::item> items;
+    std::vector<std::size_t> whose(all.size());  // item of the last batch whose logits are a continuation's
+    std::iota(whose.begin(), whose.end(), std::size_t{0});
+    while (!interrupted) {
+        items.clear();
+        for (std::size_t c = 0; c < all.size(); ++c) {
+            continuation& one = all[c];
+            if (one.ended || one.made == s.predict) {
+                continue;
+            }
+            const llama_token token = one.next(engine.logits(static_cast<int>(whose[c])));
+            if (engine.ends(token)) {
+                one.ended = true;
+                continue;
+            }
+            const std::string piece = engine.text_of(token);
+            one.text += piece;
+            ++one.made;
+            if (all.size() == 1) {
+                std::fwrite(piece.data(), 1, piece.size(), stdout);
+                std::fflush(stdout);
+            }
+            if (one.position == engine.context_tokens()) {
+                if (!s.shift) {
+                    fmt::print(stderr, "\nthe context of {} tokens is full; --context-shift goes on\n", one.position);
+                    one.ended = true;
+                    continue;
+                }
+                one.position = engine.shift(static_cast<int>(c), s.verification.sink, one.position);
+            }
+            whose[c] = items.size();
+            items.push_back({static_cast<int>(c), static_cast<std::int64_t>(one.position++), token, true});
+        }
+        if (items.empty()) {
+            return;
+        }
+        engine.decode(mode, items);
+    }
+}
+
 int run(const settings& s) {
     // The engine may be asked for its trained context, which only the model tells.
     verified_attention attention({}, 1, 1);
-    example::engine engine(s.engine, attention);
-    attention = verified_attention(s.verification.made(engine.rope_by_halves()), engine.context_tokens(), 1);
+    example::engine_options options = s.engine;
+    options.sequences = static_cast<std::uint32_t>(s.sequences);
+    example::engine engine(options, attention);
+    attention = verified_attention(s.verification.made(engine.rope_by_halves()), engine.context_tokens(), s.sequences);
     std::vector<llama_token> text = engine.tokens_of(example::read_text(s.prompt), true);
     if (s.prompt_tokens > 0 && text.size() > s.prompt_tokens) {
         text.resize(s.prompt_tokens);
     }
-    if (text.size() >= engine.context_tokens()) {
+    const std::size_t prompt = text.size();
+    if (prompt >= engine.context_tokens()) {
         throw std::runtime_error(
-            fmt::format("the prompt has {} tokens, the context {}: give --context or --prompt-tokens", text.size(),
+            fmt::format("the prompt has {} tokens, the context {}: give --context or --prompt-tokens", prompt,
                         engine.context_tokens()));
     }
     if (engine.context_tokens() > engine.trained_context()) {
         fmt::print(stderr, "note: the model was trained for {} tokens, the context has {}\n", engine.trained_context(),
                    engine.context_tokens());
     }
-    fmt::print(stderr, "{} tokens of prompt\n", text.size());
-    const std::size_t prompt = text.size();
+    fmt::print(stderr, "{} tokens of prompt\n", prompt);
     attention.expect_prompt(prompt - 1);
     const auto mode = s.dense ? verified_attention::mode::off : verified_attention::mode::verified;
     // The last token is the first that verkv answers for.
     engine.read(verified_attention::mode::dense, 0, text, 0, prompt - 1);
-    engine.read(mode, 0, text, prompt - 1, prompt);
-    sampler next(s.temperature, s.verification.seed);
-    std::size_t position = prompt;
+    std::vector<example::engine::item> last;
+    std::vector<continuation> all;
+    for (std::size_t c = 0; c < s.sequences; ++c) {
+        if (c > 0) {
+            engine.copy(0, static_cast<int>(c));
+        }
+        last.push_back({static_cast<int>(c), static_cast<std::int64_t>(prompt) - 1, text[prompt - 1], true});
+        all.push_back({sampler(s.temperature, s.verification.seed + c), prompt, {}});
+    }
+    engine.decode(mode, last);
+    generate(engine, s, mode, all);
     std::size_t made = 0;
-    for (; made < s.predict && !interrupted; ++made) {
-        const llama_token token = next(engine.logits());
-        if (engine.ends(token)) {
-            break;
+    for (std::size_t c = 0; c < all.size(); ++c) {
+        made += all[c].made;
+        if (all.size() > 1) {
+            fmt::print("--- continuation {}:\n{}\n", c, all[c].text);
         }
-        const std::string piece = engine.text_of(token);
-        std::fwrite(piece.data(), 1, piece.size(), stdout);
-        std::fflush(stdout);
-        if (position == engine.context_tokens()) {
-            if (!s.shift) {
-                fmt::print(stderr, "\nthe context of {} tokens is full; --context-shift goes on\n", position);
-                break;
-            }
-            position = engine.shift(0, s.verification.sink, position);
-        }
-        const example::engine::item item{0, static_cast<std::int64_t>(position), token, true};
-        engine.decode(mode, std::span(&item, 1));
-        ++position;
     }
     fmt::print("\n\n{} tokens generated{}.\n", made, interrupted ? ", then interrupted" : "");
     if (!s.dense) {
@@ -168,6 +219,8 @@ int main(int argc, char** argv) {
                        "tokens of the file that are the prompt; 0: all");
     example::add_count(app, "--predict", s.predict, 0, std::size_t{1} << 30, "tokens to generate");
     app.add_option("--temperature", s.temperature, "0: the most likely token")->check(CLI::Range(0.0, 100.0));
+    example::add_count(app, "--sequences", s.sequences, 1, 64,
+                       "continuations of the prompt, decoded as one batch; they differ at a --temperature");
     app.add_flag("--dense", s.dense, "the engine's own attention, for comparison");
     app.add_flag("--context-shift", s.shift, "when the context is full, drop half of what lies behind the sink");
     CLI11_PARSE(app, argc, argv);

@@ -111,6 +111,14 @@ public:
     /// last.
     void expect_prompt(std::size_t tokens) { prompt_tokens_ = tokens; }
 
+    /// Another sequence goes on from the tokens of this one, as the engine has copied it: their queries are its own.
+    void copy_queries(int from, int to) {
+        for (layer& l : layers_) {
+            l.query_positions[to] = l.query_positions[from];
+            l.queries[to] = l.queries[from];
+        }
+    }
+
     /// Forgets a sequence's tokens from a position on, as the engine has.
     void truncate(int name, std::int64_t position) {
         for (layer& l : layers_) {

@@ -25,6 +25,7 @@ struct settings {
     example::engine_options engine;
     example::verification_choice common;
     std::string text;
+    std::size_t skip = 0;
     std::size_t prompt = 4096;
     std::size_t tokens = 150;
     std::size_t reread = 0;
@@ -173,11 +174,13 @@ int run(const settings& s) {
         fmt::print(stderr, "note: the model was trained for {} tokens, the context has {}\n", engine.trained_context(),
                    options.context);
     }
-    const std::vector<llama_token> text = engine.tokens_of(example::read_text(s.text), false);
-    if (text.size() < s.prompt + s.tokens) {
-        throw std::runtime_error(fmt::format("the text has {} tokens; {} of prompt and {} after it were asked for",
-                                             text.size(), s.prompt, s.tokens));
+    std::vector<llama_token> text = engine.tokens_of(example::read_text(s.text), false);
+    if (text.size() < s.skip + s.prompt + s.tokens) {
+        throw std::runtime_error(
+            fmt::format("the text has {} tokens; {} to skip, {} of prompt and {} after it were asked for", text.size(),
+                        s.skip, s.prompt, s.tokens));
     }
+    text.erase(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(s.skip));
     if (s.reread + 2 > s.prompt) {
         throw std::runtime_error(
             fmt::format("of {} tokens of prompt, {} cannot be read through verkv", s.prompt, s.reread));
@@ -271,6 +274,7 @@ int main(int argc, char** argv) {
     example::add_engine_options(app, s.engine);
     example::add_verification_options(app, s.common, false);
     app.add_option("--text", s.text, "file with a long text")->required()->check(CLI::ExistingFile);
+    example::add_count(app, "--skip", s.skip, 0, std::size_t{1} << 30, "first tokens of the text that are left out");
     example::add_count(app, "--prompt", s.prompt, 2, std::size_t{1} << 30, "tokens of the text that are read first");
     example::add_count(app, "--tokens", s.tokens, 1, std::size_t{1} << 20, "tokens behind them that are compared");
     example::add_count(app, "--reread", s.reread, 0, std::size_t{1} << 30,

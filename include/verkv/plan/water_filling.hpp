@@ -89,21 +89,27 @@ struct water_filling {
     void plan_group(const cpu& exec, std::span<const masses_view> m, tolerance t, workspace& w,
                     std::span<verkv::plan> out) const {
         check_group(m, out.size());
-        bool joint = group == group_plan::joint && m.size() > 1;
+        const bool joint = group == group_plan::joint && m.size() > 1;
+        bool together = joint;
         bool any = false;
         for (std::size_t h = 0; h < m.size(); ++h) {
-            plan(exec, m[h], t, w, out[h]);
-            joint = joint && std::isfinite(out[h].certificate_before);
-            any = any || out[h].raised > 0;
+            if (!joint) {
+                plan(exec, m[h], t, w, out[h]);
+                continue;
+            }
+            // The heads' own levels are where a joint plan starts; their entries are nobody's.
+            validate(t);
+            together = solve(m[h], detail::inverse_reference(m[h]), t, w, out[h]) && together;
+            any = any || out[h].level < static_cast<double>(unlimited);
         }
-        if (joint && any) {
+        if (together && any) {
             plan_jointly(m, t, w, out);
             // A tail that decides differently for the same tokens in other blocks: each head by itself holds.
-            const bool holds = std::all_of(out.begin(), out.end(),
-                                           [&](const verkv::plan& p) { return p.certificate_after < t.epsilon; });
-            for (std::size_t h = 0; h < m.size() && !holds; ++h) {
-                plan(exec, m[h], t, w, out[h]);
-            }
+            together = std::all_of(out.begin(), out.end(),
+                                   [&](const verkv::plan& p) { return p.certificate_after < t.epsilon; });
+        }
+        for (std::size_t h = 0; h < m.size() && joint && !together; ++h) {
+            plan(exec, m[h], t, w, out[h]);
         }
     }
 

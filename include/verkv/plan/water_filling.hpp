@@ -328,10 +328,11 @@ private:
                 if (k == 0) {
                     return low;
                 }
-                const double share = std::log(t.epsilon / previous) / std::log(certificate / previous);
-                const float guess = smaller(level[k - 1] * std::pow(step, static_cast<float>(share)), high);
+                const double part = std::log(t.epsilon / previous) / std::log(certificate / previous);
+                const float guess = smaller(level[k - 1] * std::pow(step, static_cast<float>(part)), high);
                 // The higher it is, the fewer tokens decide: a look at some tells less, and picking more costs little.
-                return larger((0.8f - 0.3f * guess / high) * guess, low);
+                const float share = guess / high;
+                return larger((0.8f - 0.55f * share * share) * guess, low);
             }
             previous = certificate;
         }

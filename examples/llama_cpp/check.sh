@@ -33,6 +33,13 @@ generate 0 '12 tokens generated' --prompt-tokens 300 --context 512 --predict 12 
 generate 0 '24 tokens generated' --prompt-tokens 300 --context 512 --predict 12 --sequences 2 --temperature 0.8
 generate 0 'rows of a layer were read anew' --prompt-tokens 100 --context 256 --predict 170 --sequences 2 --context-shift \
     --temperature 0.5
+# Cells of the prompt that sequences share move once only, and every token still sees all before it.
+generate 0 '^all +100.00 +0.00' --prompt-tokens 200 --context 256 --predict 70 --sequences 3 --context-shift \
+    --temperature 0.5 --kept 1 --plan never --sketch exact
+generate 1 'leaves nothing to drop' --prompt-tokens 100 --context 256 --context-shift --sink 255
+generate 1 '8 sequences do not fit' --prompt-tokens 100 --context 256 --sequences 8 --batch 4
+# The token that takes the cell of the only one that was dropped is a new one.
+generate 0 'rows of a layer were read anew' --prompt-tokens 250 --context 256 --predict 9 --context-shift --sink 253
 # A prompt shorter than sink and local; a context that fills up, and one that shifts.
 expect 0 '8 tokens generated' "$bin/verkv_generate" --model "$model" --prompt "$scratch/short" --context 256 --predict 8
 generate 0 'the context of 256 tokens is full' --prompt-tokens 250 --context 256 --predict 20

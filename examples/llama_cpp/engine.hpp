@@ -5,10 +5,11 @@
 #include <llama.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <span>
 #include <sstream>
@@ -37,6 +38,10 @@ public:
         if (!std::filesystem::is_regular_file(o.model)) {
             throw std::runtime_error("no model file " + o.model);
         }
+        if (o.sequences > o.batch) {
+            throw std::runtime_error(std::to_string(o.sequences) + " sequences do not fit a micro-batch of " +
+                                     std::to_string(o.batch) + " tokens: raise --batch");
+        }
         llama_log_set(
             [](ggml_log_level level, const char* text, void*) {
                 if (level == GGML_LOG_LEVEL_ERROR) {
@@ -52,17 +57,25 @@ public:
         if (!model_) {
             throw std::runtime_error(o.model + " is no model that this llama.cpp can load");
         }
+        if (llama_model_has_encoder(model_.get()) || !llama_model_has_decoder(model_.get())) {
+            throw std::runtime_error(o.model + " has an encoder; these programs take decoders alone");
+        }
         vocabulary_ = llama_model_get_vocab(model_.get());
         llama_context_params c = llama_context_default_params();
         options_.context = o.context > 0 ? o.context : trained_context();
-        c.n_ctx = options_.context * o.sequences;
+        const std::uint64_t cells = std::uint64_t{options_.context} * o.sequences;
+        if (cells > std::uint64_t{(std::numeric_limits<std::int32_t>::max)()} - 256) {
+            throw std::runtime_error(std::to_string(o.sequences) + " sequences of " + std::to_string(options_.context) +
+                                     " tokens are more than llama.cpp can count");
+        }
+        c.n_ctx = static_cast<std::uint32_t>(cells);
         c.n_batch = c.n_ubatch = o.batch;
         c.n_seq_max = o.sequences;
         c.kv_unified = true;
         if (o.threads > 0) {
             c.n_threads = c.n_threads_batch = o.threads;
         }
-        c.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+        c.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;  // its nodes are what is answered
         c.type_k = o.keys;
         c.type_v = o.values;
         c.cb_eval = &verified_attention::callback;
@@ -73,7 +86,6 @@ public:
                                      " tokens with keys of " + ggml_type_name(o.keys) + " and values of " +
                                      ggml_type_name(o.values));
         }
-        // Attention nodes are what is replaced; a model without flash attention has none.
         batch_ = llama_batch_init(static_cast<std::int32_t>(o.batch), 0, 1);
     }
     ~engine() { llama_batch_free(batch_); }
@@ -91,7 +103,7 @@ public:
     /// Whether RoPE pairs channel i with i + d/2 (else with its neighbour).
     [[nodiscard]] bool rope_by_halves() const { return llama_model_rope_type(model_.get()) != LLAMA_ROPE_TYPE_NORM; }
     [[nodiscard]] bool ends(llama_token t) const { return llama_vocab_is_eog(vocabulary_, t); }
-    [[nodiscard]] const llama_model* model() const { return model_.get(); }
+    [[nodiscard]] bool has_rope() const { return llama_model_rope_type(model_.get()) != LLAMA_ROPE_TYPE_NONE; }
     [[nodiscard]] llama_memory_t memory() const { return llama_get_memory(context_.get()); }
 
     [[nodiscard]] std::vector<llama_token> tokens_of(const std::string& text, bool special) const {
@@ -200,16 +212,36 @@ public:
         attention_.copy_queries(from, to);
     }
 
-    /// Drops half of a sequence's tokens behind the first `keep` and moves the others there; returns its new length.
-    std::size_t shift(int sequence, std::size_t keep, std::size_t length) {
+    /// Throws where shift() cannot work once the context is full.
+    void check_shift(std::size_t keep) const {
         if (!llama_memory_can_shift(memory())) {
             throw std::runtime_error("this model's memory cannot shift its context");
         }
+        if (keep + 2 > context_tokens()) {
+            throw std::runtime_error("a sink of " + std::to_string(keep) +
+                                     " tokens leaves nothing to drop of a context of " +
+                                     std::to_string(context_tokens()));
+        }
+    }
+
+    /// Drops half of the tokens behind the first `keep` and moves those after them there, in sequences of one length,
+    /// keep + 2 at least; returns the new length. All sequences that share cells at once: the engine moves a cell for
+    /// everyone who has it, so it may be moved once only.
+    std::size_t shift(std::span<const int> sequences, std::size_t keep, std::size_t length) {
         const std::size_t dropped = (length - keep) / 2;
         const auto first = static_cast<llama_pos>(keep);
         const auto last = static_cast<llama_pos>(keep + dropped);
-        llama_memory_seq_rm(memory(), sequence, first, last);
-        llama_memory_seq_add(memory(), sequence, last, -1, -static_cast<llama_pos>(dropped));
+        for (const int s : sequences) {
+            if (!llama_memory_seq_rm(memory(), s, first, last)) {
+                throw std::runtime_error("this model's memory cannot drop positions " + std::to_string(first) + " to " +
+                                         std::to_string(last - 1));
+            }
+        }
+        for (const int s : sequences) {
+            // A shared cell that another sequence moved is below `last` by now.
+            llama_memory_seq_add(memory(), s, last, -1, -static_cast<llama_pos>(dropped));
+            attention_.shift(s, first, last);
+        }
         return length - dropped;
     }
 

@@ -105,7 +105,7 @@ void print_table(const std::vector<result>& results) {
             kept = r.kept;
         }
         const bool dense = r.totals.kv_heads == 0;
-        table.add({r.name, dense ? "" : fmt::format("1/{:.3g}", 1 / r.kept), fmt::format("{:.4f}", r.mean_divergence()),
+        table.add({r.name, dense ? "" : fmt::format("1/{:.4g}", 1 / r.kept), fmt::format("{:.4f}", r.mean_divergence()),
                    fmt::format("{:.4f}", r.quantile(0.99)), fmt::format("{:.1f}", 100 * r.share_agreed()),
                    fmt::format("{:.2f}", r.perplexity()),
                    dense ? "100" : fmt::format("{:.2f}", 100 * r.of_kv_heads(r.totals.resident)),
@@ -174,6 +174,11 @@ int run(const settings& s) {
         fmt::print(stderr, "note: the model was trained for {} tokens, the context has {}\n", engine.trained_context(),
                    options.context);
     }
+    // The last token of the text is compared, not read.
+    if (s.prompt + s.tokens - 1 > engine.context_tokens()) {
+        throw std::runtime_error(fmt::format("{} tokens of prompt and {} after it are more than the context of {}",
+                                             s.prompt, s.tokens, engine.context_tokens()));
+    }
     std::vector<llama_token> text = engine.tokens_of(example::read_text(s.text), false);
     if (text.size() < s.skip + s.prompt + s.tokens) {
         throw std::runtime_error(
@@ -209,6 +214,9 @@ int run(const settings& s) {
             }
         }
     }
+    if (methods.size() == 2) {
+        throw std::runtime_error("no method has \"" + s.only + "\" in its name");
+    }
     example::progress progress("tokens", methods.size() * (s.tokens + s.reread) + start);
     std::size_t done = 0;
     for (; done < start; done += options.batch) {
@@ -242,7 +250,9 @@ int run(const settings& s) {
         r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
         done += s.tokens + s.reread;
         for (std::size_t l = 0; l < attention.layers(); ++l) {
-            r.totals += attention.totals(l);
+            if (attention.dense_because(l).empty()) {
+                r.totals += attention.totals(l);
+            }
         }
         results.push_back(std::move(r));
     }
@@ -253,9 +263,9 @@ int run(const settings& s) {
     }
     fmt::print(
         "{} tokens of prompt, {} of them read through verkv, then {} teacher-forced; {} of {} layers answered by "
-        "verkv ({})\n\n",
-        s.prompt, s.reread, s.tokens, verified, attention.layers(),
-        attention.layers() > 0 ? attention.shape_of(0) : "no attention node seen");
+        "verkv{}{}.\n{}\n",
+        s.prompt, s.reread, s.tokens, verified, attention.layers(), verified > 0 ? ": " : "", attention.shapes(),
+        attention.dense_layers());
     print_table(results);
     if (!s.csv.empty()) {
         write_csv(s.csv, results);
@@ -278,7 +288,7 @@ int main(int argc, char** argv) {
     example::add_count(app, "--prompt", s.prompt, 2, std::size_t{1} << 30, "tokens of the text that are read first");
     example::add_count(app, "--tokens", s.tokens, 1, std::size_t{1} << 20, "tokens behind them that are compared");
     example::add_count(app, "--reread", s.reread, 0, std::size_t{1} << 30,
-                       "last tokens of the prompt that are read through verkv too");
+                       "last tokens of the prompt that are read through verkv too, one by one; they stay resident");
     example::add_numbers(app, "--kept", s.kept, {0, 1, false, true}, "shares of the tokens that stay resident");
     app.add_option("--only", s.only, "only methods whose name has this in it");
     app.add_option("--csv", s.csv, "file for the table as CSV");

@@ -1,12 +1,15 @@
 // Generates text with a model that llama.cpp runs and attention that verkv answers, and tells what it took.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -90,15 +93,12 @@ void print_report(const verified_attention& a) {
         row("all", all);
         fmt::print("{}", table.text());
         fmt::print(
-            "Shares of the rows that a token sees, means over steps and KV heads. Output error: against the engine's "
-            "own "
-            "attention\non the same queries and rows, over query heads and steps. ms: of all KV heads.\n");
+            "Shares of the rows that a token sees, means over steps and KV heads. Rounds: fetches that the check from "
+            "the sample\nadded. Certificate: relative error of what is certified (--target), as the step itself judges "
+            "it. Output error: against\nthe engine's own attention on the same queries and rows, over query heads and "
+            "steps. ms: of all KV heads.\n");
     }
-    for (std::size_t l = 0; l < a.layers(); ++l) {
-        if (!a.dense_because(l).empty()) {
-            fmt::print("layer {} stayed dense: {}\n", l, a.dense_because(l));
-        }
-    }
+    fmt::print("{}", a.dense_layers());
     if (a.resyncs() > 0) {
         fmt::print("{} times rows of a layer were read anew, because the engine had dropped some.\n", a.resyncs());
     }
@@ -107,51 +107,64 @@ void print_report(const verified_attention& a) {
 /// A continuation of the prompt.
 struct continuation {
     sampler next;
-    std::size_t position;
     std::string text;
     std::size_t made = 0;
     bool ended = false;
+    std::size_t item = 0;  ///< of the last batch, whose logits are its own
+    llama_token token = 0;
 };
 
-/// Generates until all have ended; prints a single one's text as it comes, several ones' at the end.
-void generate(example::engine& engine, const settings& s, verified_attention::mode mode,
+/// Generates until all have ended, from the logits of a batch on; prints a single one's text as it comes. `position`:
+/// that of the next token, the same for all that go on.
+void generate(example::engine& engine, const settings& s, verified_attention::mode mode, std::size_t position,
               std::vector<continuation>& all) {
     std::vector<example::engine::item> items;
-    std::vector<std::size_t> whose(all.size());  // item of the last batch whose logits are a continuation's
-    std::iota(whose.begin(), whose.end(), std::size_t{0});
+    std::vector<int> going;
     while (!interrupted) {
-        items.clear();
+        going.clear();
         for (std::size_t c = 0; c < all.size(); ++c) {
             continuation& one = all[c];
             if (one.ended || one.made == s.predict) {
                 continue;
             }
-            const llama_token token = one.next(engine.logits(static_cast<int>(whose[c])));
-            if (engine.ends(token)) {
+            one.token = one.next(engine.logits(static_cast<int>(one.item)));
+            if (engine.ends(one.token)) {
                 one.ended = true;
                 continue;
             }
-            const std::string piece = engine.text_of(token);
+            const std::string piece = engine.text_of(one.token);
             one.text += piece;
             ++one.made;
             if (all.size() == 1) {
                 std::fwrite(piece.data(), 1, piece.size(), stdout);
                 std::fflush(stdout);
             }
-            if (one.position == engine.context_tokens()) {
-                if (!s.shift) {
-                    fmt::print(stderr, "\nthe context of {} tokens is full; --context-shift goes on\n", one.position);
-                    one.ended = true;
-                    continue;
-                }
-                one.position = engine.shift(static_cast<int>(c), s.verification.sink, one.position);
+            if (one.made < s.predict) {
+                going.push_back(static_cast<int>(c));
             }
-            whose[c] = items.size();
-            items.push_back({static_cast<int>(c), static_cast<std::int64_t>(one.position++), token, true});
         }
-        if (items.empty()) {
+        if (going.empty()) {
             return;
         }
+        if (position == engine.context_tokens()) {
+            if (!s.shift) {
+                fmt::print(stderr, "\nthe context of {} tokens is full; --context-shift goes on\n", position);
+                return;
+            }
+            for (std::size_t c = 0; c < all.size(); ++c) {
+                if (all[c].ended) {
+                    engine.truncate(static_cast<int>(c), 0);
+                }
+            }
+            position = engine.shift(going, s.verification.sink, position);
+        }
+        items.clear();
+        for (const int c : going) {
+            continuation& one = all[static_cast<std::size_t>(c)];
+            one.item = items.size();
+            items.push_back({c, static_cast<std::int64_t>(position), one.token, true});
+        }
+        ++position;
         engine.decode(mode, items);
     }
 }
@@ -168,6 +181,9 @@ int run(const settings& s) {
         text.resize(s.prompt_tokens);
     }
     const std::size_t prompt = text.size();
+    if (prompt == 0) {
+        throw std::runtime_error("the prompt has no tokens");
+    }
     if (prompt >= engine.context_tokens()) {
         throw std::runtime_error(
             fmt::format("the prompt has {} tokens, the context {}: give --context or --prompt-tokens", prompt,
@@ -177,11 +193,22 @@ int run(const settings& s) {
         fmt::print(stderr, "note: the model was trained for {} tokens, the context has {}\n", engine.trained_context(),
                    engine.context_tokens());
     }
+    if (!engine.has_rope() && !s.dense && s.verification.sketch == "rope-pairs") {
+        fmt::print(stderr, "note: the model has no RoPE, whose channel pairs the sketch picks; try --sketch rotated\n");
+    }
+    if (s.shift) {
+        engine.check_shift(s.verification.sink);
+    }
     fmt::print(stderr, "{} tokens of prompt\n", prompt);
     attention.expect_prompt(prompt - 1);
     const auto mode = s.dense ? verified_attention::mode::off : verified_attention::mode::verified;
     // The last token is the first that verkv answers for.
-    engine.read(verified_attention::mode::dense, 0, text, 0, prompt - 1);
+    for (std::size_t done = 0; done < prompt - 1; done += options.batch) {
+        if (interrupted) {
+            throw std::runtime_error(fmt::format("interrupted after {} of {} tokens of the prompt", done, prompt));
+        }
+        engine.read(verified_attention::mode::dense, 0, text, done, (std::min)(done + options.batch, prompt - 1));
+    }
     std::vector<example::engine::item> last;
     std::vector<continuation> all;
     for (std::size_t c = 0; c < s.sequences; ++c) {
@@ -189,10 +216,10 @@ int run(const settings& s) {
             engine.copy(0, static_cast<int>(c));
         }
         last.push_back({static_cast<int>(c), static_cast<std::int64_t>(prompt) - 1, text[prompt - 1], true});
-        all.push_back({sampler(s.temperature, s.verification.seed + c), prompt, {}});
+        all.push_back({.next = sampler(s.temperature, s.verification.seed + c), .text = {}, .item = c});
     }
     engine.decode(mode, last);
-    generate(engine, s, mode, all);
+    generate(engine, s, mode, prompt, all);
     std::size_t made = 0;
     for (std::size_t c = 0; c < all.size(); ++c) {
         made += all[c].made;
@@ -224,7 +251,10 @@ int main(int argc, char** argv) {
     app.add_flag("--dense", s.dense, "the engine's own attention, for comparison");
     app.add_flag("--context-shift", s.shift, "when the context is full, drop half of what lies behind the sink");
     CLI11_PARSE(app, argc, argv);
-    std::signal(SIGINT, [](int) { interrupted = true; });
+    std::signal(SIGINT, [](int) {
+        interrupted = true;
+        std::signal(SIGINT, SIG_DFL);  // a second one ends the program at once
+    });
     try {
         return run(s);
     } catch (const std::exception& e) {

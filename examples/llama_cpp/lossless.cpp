@@ -3,9 +3,13 @@
 // llama.cpp does on the CPU where weights are not repacked and no batch has a single token (decode_alike()).
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -131,8 +135,12 @@ int run(const settings& s) {
             fmt::format("{} tokens of prompt, {} to generate and a chunk of {} are more than the context of {}",
                         text.size(), s.predict, s.chunk, e.context_tokens()));
     }
-    if (text.size() < 2 || s.chunk + 1 > s.engine.batch) {
-        throw std::runtime_error("the prompt takes two tokens at least, and a chunk a token less than --batch");
+    if (text.empty()) {
+        throw std::runtime_error("the prompt has no tokens");
+    }
+    if (s.chunk + 1 > s.engine.batch) {
+        throw std::runtime_error(fmt::format("a pass checks {} tokens, a chunk and one more: raise --batch from {}",
+                                             s.chunk + 1, s.engine.batch));
     }
     const std::size_t held = text.size() - 1;
     attention.expect_prompt(held);
@@ -160,6 +168,7 @@ int run(const settings& s) {
         r.tokens, seconds, r.drafted, r.accepted,
         r.drafted > 0 ? 100.0 * static_cast<double>(r.accepted) / static_cast<double>(r.drafted) : 0.0, r.passes,
         s.chunk + 1, r.tokens_per_pass(), r.tokens - r.passes);
+    fmt::print("{}", attention.dense_layers());
     if (!s.compare) {
         return 0;
     }

@@ -25,7 +25,7 @@ struct verification {
     verkv_options options{};
     double epsilon = 0.05;
     double delta = 0.1;
-    std::size_t query_stride = 16;  ///< of the prompt's queries, every how-manieth ranks the tokens
+    std::size_t query_stride = 16;  ///< one in so many of the text's queries ranks the tokens
     std::uint64_t seed = 1;
     std::size_t compress_every = 1024;  ///< new tokens after which the sample is drawn anew; 0: never
 
@@ -73,8 +73,8 @@ struct batch_token {
 /// In `dense` mode it only collects queries of the prompt. In `verified` mode it answers for the engine: the first such
 /// step of a layer takes all rows that the token sees out of the engine's cache and compresses them; later ones append.
 /// A layer whose tokens do not see all earlier ones (a sliding window), or whose attention verkv does not compute,
-/// stays dense and says why. When rows that verkv knows are no longer visible (a context shift, a sequence removed), it
-/// starts anew from what is.
+/// stays dense and says why. After shift(), or when rows that verkv knows are no longer visible (a sequence removed
+/// behind its back), it starts anew from those that are.
 class verified_attention {
 public:
     enum class mode { off, dense, verified };
@@ -122,17 +122,30 @@ public:
     /// Forgets a sequence's tokens from a position on, as the engine has.
     void truncate(int name, std::int64_t position) {
         for (layer& l : layers_) {
+            drop_queries(l, name, position);
             const auto found = l.sequences.find(name);
             if (found == l.sequences.end() || found->second.cells.size() <= static_cast<std::size_t>(position)) {
                 continue;
             }
             sequence& s = found->second;
             require(verkv_truncate(l.cache.get(), s.request, position));
-            for (std::size_t i = static_cast<std::size_t>(position); i < s.cells.size(); ++i) {
-                s.known[s.cells[i]] = 0;
-            }
             s.appended -= (std::min)(s.appended, s.cells.size() - static_cast<std::size_t>(position));
-            s.cells.resize(static_cast<std::size_t>(position));
+            forget_cells(s, static_cast<std::size_t>(position), s.cells.size());
+        }
+    }
+
+    /// Forgets a sequence's tokens at positions first ... last-1, as the engine has, which moved those behind to their
+    /// places and rotated their keys: all rows are read again. From here on this sequence's tokens are ranked without
+    /// its queries, which stood elsewhere.
+    void shift(int name, std::int64_t first, std::int64_t last) {
+        moved_.insert(name);
+        for (layer& l : layers_) {
+            drop_queries(l, name, 0);
+            const auto found = l.sequences.find(name);
+            if (found != l.sequences.end()) {
+                forget_cells(found->second, static_cast<std::size_t>(first), static_cast<std::size_t>(last));
+                start_anew(l, found->second, name);
+            }
         }
     }
 
@@ -157,11 +170,42 @@ public:
     [[nodiscard]] const layer_totals& totals(std::size_t l) const { return layers_[l].totals; }
     /// Why a layer stays dense; empty for one that does not.
     [[nodiscard]] const std::string& dense_because(std::size_t l) const { return layers_[l].dense; }
-    [[nodiscard]] std::string shape_of(std::size_t l) const {
-        const verkv_options& o = layers_[l].options;
-        return std::to_string(o.query_heads) + " query and " + std::to_string(o.kv_heads) + " KV heads of " +
-               std::to_string(o.key_dim) + (o.key_dim == o.value_dim ? "" : "/" + std::to_string(o.value_dim));
+    /// What layers stay dense, a line for each reason; empty where none does.
+    [[nodiscard]] std::string dense_layers() const {
+        if (layers_.empty()) {
+            return "The engine computed no flash attention: nothing for verkv to answer.\n";
+        }
+        std::map<std::string, std::string> numbers;  // of a reason
+        for (std::size_t l = 0; l < layers_.size(); ++l) {
+            if (!layers_[l].dense.empty()) {
+                std::string& all = numbers[layers_[l].dense];
+                all += (all.empty() ? "" : ", ") + std::to_string(l);
+            }
+        }
+        std::string text;
+        for (const auto& [reason, all] : numbers) {
+            text += "Dense: " + reason + ". Layers " + all + ".\n";
+        }
+        return text;
     }
+    /// Heads and their widths, of the layers that do not stay dense: each shape once.
+    [[nodiscard]] std::string shapes() const {
+        std::set<std::string> all;
+        for (const layer& l : layers_) {
+            if (l.dense.empty()) {
+                const verkv_options& o = l.options;
+                all.insert(std::to_string(o.query_heads) + " query and " + std::to_string(o.kv_heads) +
+                           " KV heads of " + std::to_string(o.key_dim) +
+                           (o.key_dim == o.value_dim ? "" : "/" + std::to_string(o.value_dim)) + " channels");
+            }
+        }
+        std::string text;
+        for (const std::string& shape : all) {
+            text += (text.empty() ? "" : "; ") + shape;
+        }
+        return text;
+    }
+    /// How often a layer read all rows of a sequence again.
     [[nodiscard]] std::size_t resyncs() const { return resyncs_; }
 
 private:
@@ -172,8 +216,9 @@ private:
     struct sequence {
         verkv_request request{};
         std::vector<std::uint32_t> cells;  // of the engine, in the order of tokens
-        std::vector<unsigned char> known;  // of a cell
+        std::vector<unsigned char> known;  // of a cell: whether it is one of them
         std::size_t appended = 0;          // since the last compress()
+        bool filled = false;               // whether verkv has the rows of the cells
     };
 
     struct layer {
@@ -242,15 +287,29 @@ private:
             return;
         }
         const std::size_t width = node.query_heads() * node.key_dim();
-        auto& positions = l.query_positions[name];
+        drop_queries(l, name, position);
         auto& queries = l.queries[name];
-        while (!positions.empty() && positions.back() >= position) {
-            positions.pop_back();
-            queries.resize(queries.size() - width);
-        }
-        positions.push_back(position);
+        l.query_positions[name].push_back(position);
         queries.resize(queries.size() + width);
         node.read_queries(t, queries.data() + queries.size() - width);
+    }
+
+    /// Forgets the queries kept of a sequence from a position on.
+    static void drop_queries(layer& l, int name, std::int64_t position) {
+        auto& positions = l.query_positions[name];
+        while (!positions.empty() && positions.back() >= position) {
+            positions.pop_back();
+        }
+        l.queries[name].resize(positions.size() * l.options.query_heads * l.options.key_dim);
+    }
+
+    /// Forgets the cells of a sequence's tokens number first ... last-1.
+    static void forget_cells(sequence& s, std::size_t first, std::size_t last) {
+        for (std::size_t i = first; i < last; ++i) {
+            s.known[s.cells[i]] = 0;
+        }
+        s.cells.erase(s.cells.begin() + static_cast<std::ptrdiff_t>(first),
+                      s.cells.begin() + static_cast<std::ptrdiff_t>(last));
     }
 
     void answer(layer& l, std::size_t index, attention_node& node, std::size_t t) {
@@ -262,6 +321,8 @@ private:
                       " tokens (sliding window)";
             l.cache.reset();
             l.sequences.clear();
+            l.query_positions.clear();
+            l.queries.clear();
             return;
         }
         if (!l.cache) {
@@ -298,62 +359,50 @@ private:
         l.options = o;
     }
 
-    /// The sequence, without rows where those that verkv knows are no longer what the engine has.
+    /// The sequence, to be filled anew where rows that verkv knows are no longer what the engine has.
     sequence& sequence_of(layer& l, int name, std::size_t tokens) {
-        auto found = l.sequences.find(name);
-        if (found != l.sequences.end()) {
-            sequence& s = found->second;
-            const bool lost = s.cells.size() > tokens || std::any_of(s.cells.begin(), s.cells.end(), [&](auto c) {
-                                  return c >= seen_.size() || seen_[c] == 0;
-                              });
-            if (!lost) {
-                return s;
-            }
-            // The engine may have rotated the keys that it kept: all are read again, in the order they had.
-            ++resyncs_;
-            std::vector<std::uint32_t> kept;
-            for (const std::uint32_t c : s.cells) {
-                if (c < seen_.size() && seen_[c] != 0) {
-                    kept.push_back(c);
+        const auto [found, opened] = l.sequences.try_emplace(name);
+        sequence& s = found->second;
+        if (opened) {
+            require(verkv_open(l.cache.get(), settings_.seed + static_cast<std::uint64_t>(name), &s.request));
+            return s;
+        }
+        const auto gone = [&](std::uint32_t c) { return c >= seen_.size() || seen_[c] == 0; };
+        if (s.cells.size() > tokens || std::any_of(s.cells.begin(), s.cells.end(), gone)) {
+            for (std::size_t i = s.cells.size(); i-- > 0;) {
+                if (gone(s.cells[i])) {
+                    forget_cells(s, i, i + 1);
                 }
             }
-            require(verkv_release(l.cache.get(), s.request));
-            l.sequences.erase(found);
-            // Its queries were at positions that are no more: from here on tokens are ranked without.
             moved_.insert(name);
-            l.query_positions.erase(name);
-            l.queries.erase(name);
-            sequence& fresh = open(l, name);
-            order_ = std::move(kept);
-            return fresh;
+            drop_queries(l, name, 0);
+            start_anew(l, s, name);
         }
-        order_.clear();
-        return open(l, name);
+        return s;
     }
 
-    sequence& open(layer& l, int name) {
-        sequence s;
+    /// Takes a sequence's rows from verkv; the order of its cells stays.
+    void start_anew(layer& l, sequence& s, int name) {
+        ++resyncs_;
+        require(verkv_release(l.cache.get(), s.request));
         require(verkv_open(l.cache.get(), settings_.seed + static_cast<std::uint64_t>(name), &s.request));
-        return l.sequences.emplace(name, std::move(s)).first->second;
+        s.appended = 0;
+        s.filled = false;
     }
 
-    /// Rows that the token sees and verkv does not have. The last one is the token's own; where nothing was there
-    /// before, those before it are the prompt.
+    /// Rows that the token sees and verkv does not have. The last one is the token's own; where verkv has none, those
+    /// before it are the prompt.
     void take_new_rows(layer& l, sequence& s, attention_node& node, std::size_t t, int name) {
         s.known.resize(seen_.size(), 0);
-        const bool first = s.cells.empty();
-        for (const std::uint32_t c : first ? order_ : std::vector<std::uint32_t>{}) {
-            s.cells.push_back(c);
-            s.known[c] = 1;
-        }
-        std::size_t from = first ? 0 : s.cells.size();
+        std::size_t from = s.filled ? s.cells.size() : 0;
         for (std::uint32_t c = 0; c < seen_.size(); ++c) {
             if (seen_[c] != 0 && s.known[c] == 0) {
                 s.known[c] = 1;
                 s.cells.push_back(c);
             }
         }
-        const std::size_t prompt = first ? s.cells.size() - 1 : 0;
+        const std::size_t prompt = s.filled ? 0 : s.cells.size() - 1;
+        s.filled = true;
         if (prompt > 0) {
             read_rows(l, s, node, t, 0, prompt);
             require(verkv_prefill(l.cache.get(), s.request, keys_.data(), values_.data(), positions_.data(), prompt));
@@ -435,7 +484,6 @@ private:
     std::size_t resyncs_ = 0;
     // Of the token at hand.
     std::vector<unsigned char> seen_;
-    std::vector<std::uint32_t> order_;
     std::vector<std::uint16_t> keys_, values_;
     std::vector<std::int64_t> positions_;
     std::vector<float> queries_, own_, theirs_;

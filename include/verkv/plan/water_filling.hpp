@@ -238,12 +238,12 @@ private:
     bool group_holds(std::span<const masses_view> m, float factor, tolerance t, workspace& w) const {
         set_group_moments(w, factor);
         for (std::size_t h = 0; h < m.size(); ++h) {
-            if (!(bernstein_bound(w.moments[h], t.log_term()) < t.epsilon)) {
-                if constexpr (plain) {
-                    return false;
-                } else if (!rule.holds(group_summary(w, h, factor), t.epsilon, t.delta, m[h].space)) {
-                    return false;
-                }
+            bool holds = bernstein_bound(w.moments[h], t.log_term()) < t.epsilon;
+            if constexpr (!plain) {
+                holds = holds || rule.holds(group_summary(w, h, factor), t.epsilon, t.delta, m[h].space);
+            }
+            if (!holds) {
+                return false;
             }
         }
         return true;

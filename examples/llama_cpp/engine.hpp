@@ -63,6 +63,12 @@ public:
         vocabulary_ = llama_model_get_vocab(model_.get());
         llama_context_params c = llama_context_default_params();
         options_.context = o.context > 0 ? o.context : trained_context();
+        // Positions may be rows of a table, behind whose end the engine aborts.
+        if (!has_rope() && options_.context > trained_context()) {
+            throw std::runtime_error("a context of " + std::to_string(options_.context) +
+                                     " tokens: the model, which has no RoPE, knows positions of " +
+                                     std::to_string(trained_context()) + " only");
+        }
         const std::uint64_t cells = std::uint64_t{options_.context} * o.sequences;
         if (cells > std::uint64_t{(std::numeric_limits<std::int32_t>::max)()} - 256) {
             throw std::runtime_error(std::to_string(o.sequences) + " sequences of " + std::to_string(options_.context) +

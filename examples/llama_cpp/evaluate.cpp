@@ -167,7 +167,7 @@ int run(const settings& s) {
     verified_attention attention({}, 1, 1);
     example::engine_options options = s.engine;
     if (options.context == 0) {
-        options.context = static_cast<std::uint32_t>(s.prompt + s.tokens + 8);
+        options.context = static_cast<std::uint32_t>(s.prompt + s.tokens);
     }
     example::engine engine(options, attention);
     if (options.context > engine.trained_context()) {

@@ -93,10 +93,10 @@ void print_report(const verified_attention& a) {
         row("all", all);
         fmt::print("{}", table.text());
         fmt::print(
-            "Shares of the rows that a token sees, means over steps and KV heads. Rounds: fetches that the check from "
-            "the sample\nadded. Certificate: relative error of what is certified (--target), as the step itself judges "
-            "it. Output error: against\nthe engine's own attention on the same queries and rows, over query heads and "
-            "steps. ms: of all KV heads.\n");
+            "Layers are counted among those with attention. Shares of the rows that a token sees, means over steps and "
+            "KV heads.\nRounds: fetches that the check from the sample added. Certificate: relative error of what "
+            "--target names, as the step\nitself judges it. Output error: against the engine's own attention on the "
+            "same queries and rows, over query heads and\nsteps. ms: of all KV heads.\n");
     }
     fmt::print("{}", a.dense_layers());
     if (a.resyncs() > 0) {
@@ -245,7 +245,7 @@ int main(int argc, char** argv) {
     example::add_count(app, "--prompt-tokens", s.prompt_tokens, 0, std::size_t{1} << 30,
                        "tokens of the file that are the prompt; 0: all");
     example::add_count(app, "--predict", s.predict, 0, std::size_t{1} << 30, "tokens to generate");
-    app.add_option("--temperature", s.temperature, "0: the most likely token")->check(CLI::Range(0.0, 100.0));
+    example::add_fraction(app, "--temperature", s.temperature, {0, 100, true, true}, "0: the most likely token");
     example::add_count(app, "--sequences", s.sequences, 1, 64,
                        "continuations of the prompt, decoded as one batch; they differ at a --temperature");
     app.add_flag("--dense", s.dense, "the engine's own attention, for comparison");

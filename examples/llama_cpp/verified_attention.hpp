@@ -72,9 +72,9 @@ struct batch_token {
 ///
 /// In `dense` mode it only collects queries of the prompt. In `verified` mode it answers for the engine: the first such
 /// step of a layer takes all rows that the token sees out of the engine's cache and compresses them; later ones append.
-/// A layer whose tokens do not see all earlier ones (a sliding window), or whose attention verkv does not compute,
-/// stays dense and says why. After shift(), or when rows that verkv knows are no longer visible (a sequence removed
-/// behind its back), it starts anew from those that are.
+/// A layer whose tokens do not see all earlier ones (a sliding window, chunks), or whose attention verkv does not
+/// compute, stays dense and says why. After shift(), or when rows that verkv knows are no longer visible (a sequence
+/// removed behind its back), it starts anew from those that are.
 class verified_attention {
 public:
     enum class mode { off, dense, verified };
@@ -166,6 +166,7 @@ public:
         return true;
     }
 
+    /// Attention layers of the model: numbers below count these.
     [[nodiscard]] std::size_t layers() const { return layers_.size(); }
     [[nodiscard]] const layer_totals& totals(std::size_t l) const { return layers_[l].totals; }
     /// Why a layer stays dense; empty for one that does not.
@@ -318,7 +319,7 @@ private:
         const auto tokens = static_cast<std::size_t>(std::count(seen_.begin(), seen_.end(), 1));
         if (tokens < static_cast<std::size_t>(batch_[t].position) + 1) {
             l.dense = "a token sees " + std::to_string(tokens) + " of " + std::to_string(batch_[t].position + 1) +
-                      " tokens (sliding window)";
+                      " tokens (sliding window or chunks)";
             l.cache.reset();
             l.sequences.clear();
             l.query_positions.clear();

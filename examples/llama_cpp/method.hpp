@@ -18,7 +18,8 @@ struct method {
 };
 
 /// Dense, and at each compression: never fetch, the paper's plan, ours for each certificate. `common` holds what they
-/// share. The exact sketch shows what a method would do with weights that cost nothing.
+/// share; the sketch is the paper's, which needs RoPE. The exact sketch shows what a method would do with weights that
+/// cost nothing.
 inline std::vector<method> all_methods(const verification_choice& common) {
     std::vector<method> methods;
     const auto add = [&](const std::string& name, const char* plan, const char* sketch, const char* target,

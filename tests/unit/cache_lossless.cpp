@@ -119,6 +119,7 @@ TEST_CASE("lossless decoding: emit() stops it at any token, and it goes on from 
         CHECK(out.size() == stop);
         CHECK(length == 2 + stop);
         CHECK(decoder.report().tokens == stop);
+        CHECK(decoder.report().accepted <= stop);
         CHECK(draft.held == dense.held);
         decoder.generate(draft, dense, out.back(), length, 20, [&](int t) {
             out.push_back(t);

@@ -35,7 +35,7 @@ concept verifier = requires(V& v, std::span<const Token> tokens, std::span<Token
 struct lossless_report {
     std::size_t tokens = 0;    ///< that came out
     std::size_t drafted = 0;   ///< by the drafter
-    std::size_t accepted = 0;  ///< of them: the verifier agreed
+    std::size_t accepted = 0;  ///< of them: the verifier agreed, and they came out
     std::size_t passes = 0;    ///< of the verifier: dense decoding takes one for each token
 
     /// Tokens a dense pass yields: accepted ones and its own.
@@ -89,7 +89,7 @@ public:
             }
             ++report_.passes;
             report_.drafted += drafts;
-            report_.accepted += agreed;
+            report_.accepted += smaller(agreed, taken);
             report_.tokens += taken;
             made += taken;
             length += taken;

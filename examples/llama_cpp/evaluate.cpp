@@ -59,6 +59,8 @@ double divergence(std::span<const float> p, std::span<const float> q) {
 
 struct result {
     std::string name;
+    std::string kind;    ///< plan, target and epsilon: what a plot gives one colour
+    std::string sketch;  ///< what it gives one line
     double kept = 1;
     std::vector<double> divergences;
     std::size_t agreed = 0;
@@ -137,7 +139,7 @@ void write_csv(const std::string& file, const std::vector<result>& results) {
     }
 }
 
-/// KL against rows read, a line for each method through its compressions.
+/// KL against rows read, a line for each method through its compressions; all rows resident is the floor.
 void write_plot(const std::string& file, const std::vector<result>& results, const std::string& title) {
     example::plot_panel panel;
     panel.title = title;
@@ -149,11 +151,17 @@ void write_plot(const std::string& file, const std::vector<result>& results, con
         if (r.totals.kv_heads == 0) {
             continue;
         }
+        if (r.kept == 1) {
+            panel.references.push_back({r.mean_divergence(), r.name});
+            continue;
+        }
         auto at =
             std::find_if(panel.series.begin(), panel.series.end(), [&](const auto& s) { return s.name == r.name; });
         if (at == panel.series.end()) {
             at = panel.series.emplace(panel.series.end());
             at->name = r.name;
+            at->colour_key = r.kind;
+            at->dash_key = r.sketch;
         }
         at->x.push_back(r.of_kv_heads(r.totals.fetched));
         at->y.push_back(r.mean_divergence());
@@ -233,6 +241,8 @@ int run(const settings& s) {
         if (m.choice) {
             mode = verified_attention::mode::verified;
             r.kept = m.choice->kept;
+            r.kind = fmt::format("{} {} {}", m.choice->plan, m.choice->target, m.choice->epsilon);
+            r.sketch = m.choice->sketch;
         }
         engine.truncate(0, start);
         attention.restart(m.choice ? m.choice->made(halves) : example::verification{});

@@ -1,4 +1,5 @@
-// The promise of an output target: ||o^ - o|| <= t/D^, with weights that are exact and radii that are certain.
+// The promise of an output target: ||o^ - o|| <= t/D^ and |D^ - D| <= t/s, with weights that are exact and radii that
+// are certain.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -93,7 +94,7 @@ struct scene {
         return std::sqrt(sum);
     }
 
-    /// Masses of an output target as a decision: weight rho, relative to its reference.
+    /// Masses of an output target as a decision: weight sqrt(rho^2 + s^2), relative to its reference.
     [[nodiscard]] decision masses(const verkv::output& target, tolerance t, double centre_to_output, double norm,
                                   verkv::masses_view* seen = nullptr) const {
         decision out = weights;
@@ -109,14 +110,15 @@ struct scene {
 
 struct redrawn {
     std::size_t beyond_scale = 0;        // ||o^ - o|| > epsilon scale
-    std::size_t beyond_certificate = 0;  // ||o^ - o|| D^ > t
+    std::size_t beyond_certificate = 0;  // ||o^ - o|| D^ > t, or |D^ - D| scale > t
     double mean_error = 0;
 };
 
 constexpr std::uint32_t draws = 10'000;
 
 /// Draws a plan's tokens over and over. t: the bound on the sum's error; largest: epsilon times the scale.
-redrawn redraw(const scene& s, const std::vector<float>& r, std::uint32_t number, double t, double largest) {
+redrawn redraw(const scene& s, const std::vector<float>& r, std::uint32_t number, double t, double largest,
+               double scale) {
     redrawn out;
     // Only tokens whose number is not certain: sum of w v and of w over the others is known.
     doubles certain(s.width);
@@ -154,7 +156,9 @@ redrawn redraw(const scene& s, const std::vector<float>& r, std::uint32_t number
         norm = std::sqrt(norm);
         const double error = d > 0 ? norm / d : std::numeric_limits<double>::infinity();
         out.beyond_scale += !(error <= largest * (1 + 1e-6));
-        out.beyond_certificate += !(norm <= t * (1 + 1e-6) + 1e-11 * d);  // rounding, where all values are equal
+        // Rounding, where all values are equal.
+        out.beyond_certificate +=
+            !(norm <= t * (1 + 1e-6) + 1e-11 * d && std::abs(d - s.total) * scale <= t * (1 + 1e-6));
         out.mean_error += std::min(error, 1e9) / draws;
     }
     return out;
@@ -197,14 +201,14 @@ TEST_CASE("output: radii that are certain bound the distance from the output, an
             CHECK(below == 0);
             CHECK(seen.total == Approx(sum).epsilon(1e-5));
             CHECK(seen.space == verkv::error_space::vector);
-            const double limit = scale > 0 ? scale : norm / (1 + t.epsilon);
-            CHECK(seen.reference == Approx(std::max(s.total * limit, 0x1p-100)).epsilon(1e-9));
+            const double limit = (scale > 0 ? scale : norm) / (1 + t.epsilon);
+            CHECK(seen.reference == Approx(s.total * limit).epsilon(1e-9));
         }
-        // An estimated radius: sqrt(R^2 + distance^2).
+        // An estimated radius, and half the limit beside it: sqrt(R^2 + distance^2 + s^2).
         const double away = d.uniform() * 3;
         const decision m = s.masses({verkv::radius_rule::estimated, 1}, t, away, 1);
         for (std::size_t i = 0; i < s.n; ++i) {
-            const double rho = std::hypot(static_cast<double>(s.radius[i]), away);
+            const double rho = std::hypot(static_cast<double>(s.radius[i]), away, 0.5 / (1 + t.epsilon));
             CHECK(static_cast<double>(m.mass[i]) ==
                   Approx(static_cast<double>(s.weights.mass[i]) * rho).epsilon(1e-5).margin(1e-30));
         }
@@ -231,7 +235,8 @@ TEST_CASE("output: the error is within t/D^ but for a share delta of the draws, 
             const double epsilon = 0.25;
             ++number;
             const double largest = epsilon * scale;
-            const redrawn bare = redraw(s, s.weights.r, number, std::numeric_limits<double>::infinity(), largest);
+            const redrawn bare =
+                redraw(s, s.weights.r, number, std::numeric_limits<double>::infinity(), largest, scale);
             for (const double delta : {0.1, 0.4}) {
                 const tolerance t{epsilon, delta};
                 verkv::masses_view seen;
@@ -245,18 +250,20 @@ TEST_CASE("output: the error is within t/D^ but for a share delta of the draws, 
                                    << ", chernoff " << sharp);
                     CHECK(p.certificate_after < epsilon);
                     const double bound = p.certificate_after * seen.reference;
-                    const redrawn x = redraw(s, probabilities_of(m, p), number, bound, largest);
-                    // ||o^ - o|| D^ <= t = certificate D scale.
+                    const redrawn x = redraw(s, probabilities_of(m, p), number, bound, largest, scale);
+                    // ||o^ - o|| D^ <= t = certificate D scale / (1 + epsilon), and so ||o^ - o|| <= epsilon scale.
                     CHECK(static_cast<double>(x.beyond_certificate) <= most_failures(delta));
+                    CHECK(static_cast<double>(x.beyond_scale) <= most_failures(delta));
                     with += static_cast<double>(x.beyond_scale) / draws;
                     without += static_cast<double>(bare.beyond_scale) / draws;
                     broken_without += p.raised > 0 && static_cast<double>(bare.beyond_scale) > most_failures(delta);
                     fetching += p.raised > 0;
                     nothing_to_do += p.raised == 0;
-                    CHECK((p.raised == 0 || x.mean_error < bare.mean_error));
+                    CAPTURE(p.raised, x.mean_error, bare.mean_error);
+                    CHECK((p.raised == 0 || kind == values::equal || x.mean_error < 1.01 * bare.mean_error));
                     if (kind == values::equal) {
-                        CHECK(p.raised == 0);
-                        CHECK(x.beyond_scale == 0);
+                        // Only a sample of nothing is off.
+                        CHECK(x.beyond_scale <= bare.beyond_scale);
                     }
                     ++cases;
                 }

@@ -109,12 +109,12 @@ TEST_CASE("C interface: options out of range are refused with their numbers") {
     CHECK(refused([](verkv_options& o) { set_number(o.target, 0xffffffffu); }, {"target is"}));
 }
 
-TEST_CASE("C interface: more memory than there is, is a status") {
+TEST_CASE("C interface: more rows than any memory has are refused") {
     verkv_options o = c_options(shape(), room);
     o.max_requests = std::size_t{1} << 61;
     o.host_rows = o.resident_rows = 64;
     c_cache cache(o);
-    CHECK(failed(cache.status, VERKV_OUT_OF_MEMORY, {"memory"}));
+    CHECK(failed(cache.status, VERKV_INVALID_ARGUMENT, {"staging rows", "2305843009213693952"}));
 }
 
 TEST_CASE("C interface: null pointers are refused") {

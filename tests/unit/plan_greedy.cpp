@@ -394,7 +394,7 @@ TEST_CASE("plan: the one token that attains b gains by that, too") {
     CHECK(greedy_fault<no_shrinkage>(twice, {before * 0.9, 0.1}) == "");
 }
 
-TEST_CASE("plan: masses that are no finite numbers certify nothing and end") {
+TEST_CASE("plan: masses that are no finite numbers certify nothing and end; overflow fetches everything") {
     dice d(25);
     const decision sound = support::random_decision(d, 131, weights::peaked, probabilities::importance, 0.2, 0);
     const auto check = [&](const decision& x) {
@@ -427,17 +427,26 @@ TEST_CASE("plan: masses that are no finite numbers certify nothing and end") {
     check(x);
     std::fill(x.mass.begin(), x.mass.end(), infinity);
     check(x);
-    // Finite masses whose squares are not.
+    // Finite masses whose squares are not: all of L is fetched.
+    const auto check_all = [&](const decision& y) {
+        const auto open = std::count_if(y.odds.begin(), y.odds.end(), [](float o) { return o > 0; });
+        for (const plan& p : {planned<binary_shrinkage>(y, {0.05, 0.1}), planned<no_shrinkage>(y, {0.05, 0.1})}) {
+            CHECK(p.raised == static_cast<std::size_t>(open));
+            CHECK(p.entries.size() == p.raised);
+            CHECK(p.certificate_after == 0);
+            CHECK(std::isinf(p.certificate_before));
+        }
+    };
     x = sound;
     x.reference = 1;
     x.mass[70] = 1e20f;
     x.odds[70] = 1;
-    check(x);
+    check_all(x);
     x.mass[70] = 1;
     x.odds[70] = 3e38f;
     x.mass[71] = 2;
     x.odds[71] = 3e38f;
-    check(x);
+    check_all(x);
     // After that, the same workspace plans as before.
     greedy<>::workspace w;
     plan out, again;

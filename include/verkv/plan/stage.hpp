@@ -149,13 +149,13 @@ inline plan_entry keep_shrunk(const shrunk_token& s) {
     return {s.token, probability_of(s.odds), larger(static_cast<float>(s.lambda), probability_of(s.odds))};
 }
 
-/// A plan where the moments are not finite. Where all masses are, they only overflowed: all of L is fetched. Else
-/// nothing is, and the certificate is NaN.
+/// A plan where the moments are not finite. Where all masses and odds are, they only overflowed: all of L is fetched.
+/// Else nothing is, and the certificate is NaN.
 inline void plan_without_moments(const masses_view& m, plan& out) {
     out.clear();
     double sum = 0;  // of floats: it does not overflow
-    for (const float x : m.mass) {
-        sum += static_cast<double>(x);
+    for (std::size_t i = 0; i < m.mass.size(); ++i) {
+        sum += static_cast<double>(m.mass[i]) + static_cast<double>(m.odds[i]);
     }
     if (!std::isfinite(sum)) {
         out.certificate_before = out.certificate_after = std::numeric_limits<double>::quiet_NaN();

@@ -425,7 +425,7 @@ private:
         const double log_term = promise.log_term();
         for (std::size_t g = 0; g < heads(); ++g) {
             w.holds[g] = 1;
-            if (!std::isfinite(w.plans[g].certificate_after)) {
+            if (!weighable(g) || !std::isfinite(w.plans[g].certificate_after)) {
                 continue;
             }
             const observed_moments seen = observe_head(g);

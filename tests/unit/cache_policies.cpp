@@ -30,8 +30,8 @@ const verkv::compression tenth{verkv::budget::fraction(0.1), {2, 4}};
 /// A sketch that is off, and says by how much at most.
 class bounded_off_sketch : public someone::off_sketch {
 public:
-    explicit bounded_off_sketch(float error = 0, double failure = 0)
-        : off_sketch(error), bound_(std::abs(error) * 1.0001f + 1e-5f), failure_(failure) {}
+    explicit bounded_off_sketch(float error = 0, double failure = 0, float slack = 1e-5f)
+        : off_sketch(error), bound_(std::abs(error) * 1.0001f + slack), failure_(failure) {}
 
     using off_sketch::estimate;
     template <class Backend>
@@ -50,26 +50,6 @@ private:
 };
 
 static_assert(verkv::bounded_sketch<bounded_off_sketch, verkv::cpu, float>);
-
-/// Right, and sure of nothing.
-class wide_sketch : public someone::off_sketch {
-public:
-    explicit wide_sketch(float bound = 0) : off_sketch(0), bound_(bound) {}
-
-    using off_sketch::estimate;
-    template <class Backend>
-    void estimate(const Backend& exec, verkv::rows<float> queries, float scale, verkv::matrix_view<float> logits,
-                  verkv::matrix_view<float> bounds) const {
-        off_sketch::estimate(exec, queries, scale, logits);
-        for (std::size_t g = 0; g < queries.count; ++g) {
-            std::fill_n(bounds.row(g).data(), size(), bound_);
-        }
-    }
-    [[nodiscard]] double bound_failure() const { return 0; }
-
-private:
-    float bound_;
-};
 
 template <class Sketch, class Target = verkv::denominator>
 using cache_of = verkv::layer_cache<float, Sketch, verkv::water_filling<>, exact_for_shortlist, Target>;
@@ -365,13 +345,13 @@ TEST_CASE("cache policies: bounds too wide to say anything fetch everything") {
     const auto t = random_text<float>(shape, n, 8);
     const auto queries = random_queries<float>(shape, 8);
     const auto exact = dense_in_double(t, n, queries);
-    for (const float error : {5.0f, 20.0f, 43.0f, 44.0f, 59.0f, 61.0f, 200.0f, 1e30f}) {
+    for (const float bound : {5.0f, 20.0f, 43.0f, 44.0f, 59.0f, 61.0f, 200.0f, 1e30f}) {
         step_policies p;
         p.bounds = bound_policy::carry;
-        auto cache = make_cache(n, wide_sketch(error), p, 0);
+        auto cache = make_cache(n, bounded_off_sketch(0, 0, bound), p, 0);
         const verkv::step_report* report = nullptr;
         const auto answer = decode(cache, filled(cache, t), queries, {}, &report);
-        INFO("bound " << error);
+        INFO("bound " << bound);
         CHECK(distance(answer, exact) <= 1);
         for (std::size_t h = 0; h < shape.kv_heads; ++h) {
             const auto& head = report->kv_head(0, h);

@@ -49,6 +49,17 @@ struct plan {
     double variance = 0;              ///< V/R^2 at r', where the planner can be lowered
     double level = 0;  ///< kappa/R of a water-filling plan, infinity where nothing is raised; 0 of any other
 
+    /// Lists every token of L as fetched for certain; the rest is the caller's to set.
+    void fetch_all(std::span<const float> odds) {
+        entries.clear();
+        for (std::size_t i = 0; i < odds.size(); ++i) {
+            if (odds[i] > 0) {
+                entries.push_back({static_cast<token_index>(i), 1, 1});
+            }
+        }
+        raised = entries.size();
+    }
+
     void clear() {
         entries.clear();
         certificate_before = certificate_after = 0;

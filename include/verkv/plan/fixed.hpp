@@ -18,10 +18,8 @@ struct never_fetch {
         validate(t);
         const float inverse = detail::inverse_reference(m);
         if (!detail::stage(exec, m, inverse, rule, w)) {
-            detail::plan_without_moments(m, out);
-            out.entries.clear();
-            out.raised = 0;
-            out.certificate_after = out.certificate_before;
+            out.clear();
+            out.certificate_before = out.certificate_after = detail::certificate_without_moments(m);
             return;
         }
         out.clear();
@@ -45,12 +43,7 @@ struct fetch_everything {
         const bool finite = detail::stage(exec, m, inverse, no_shrinkage{}, w);
         out.certificate_before = finite ? bernstein_bound(detail::staged_moments(w), t.log_term())
                                         : std::numeric_limits<double>::quiet_NaN();
-        for (std::size_t i = 0; i < m.odds.size(); ++i) {
-            if (m.odds[i] > 0) {
-                out.entries.push_back({static_cast<token_index>(i), 1, 1});
-            }
-        }
-        out.raised = out.entries.size();
+        out.fetch_all(m.odds);
     }
 };
 

@@ -149,25 +149,26 @@ inline plan_entry keep_shrunk(const shrunk_token& s) {
     return {s.token, probability_of(s.odds), larger(static_cast<float>(s.lambda), probability_of(s.odds))};
 }
 
-/// A plan where the moments are not finite. Where all masses and odds are, they only overflowed: all of L is fetched.
-/// Else nothing is, and the certificate is NaN.
-inline void plan_without_moments(const masses_view& m, plan& out) {
-    out.clear();
+/// The certificate of a sample whose moments are not finite: infinity where all masses and odds are, and the moments
+/// only overflowed; else NaN.
+inline double certificate_without_moments(const masses_view& m) {
     double sum = 0;  // of floats: it does not overflow
     for (std::size_t i = 0; i < m.mass.size(); ++i) {
         sum += static_cast<double>(m.mass[i]) + static_cast<double>(m.odds[i]);
     }
-    if (!std::isfinite(sum)) {
-        out.certificate_before = out.certificate_after = std::numeric_limits<double>::quiet_NaN();
-        return;
+    return std::isfinite(sum) ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+}
+
+/// A plan where the moments are not finite: all of L where they only overflowed; else nothing, and a certificate of
+/// NaN.
+inline void plan_without_moments(const masses_view& m, plan& out) {
+    out.clear();
+    out.certificate_before = certificate_without_moments(m);
+    if (std::isnan(out.certificate_before)) {
+        out.certificate_after = out.certificate_before;
+    } else {
+        out.fetch_all(m.odds);
     }
-    for (std::size_t i = 0; i < m.odds.size(); ++i) {
-        if (m.odds[i] > 0) {
-            out.entries.push_back({static_cast<token_index>(i), 1, 1});
-        }
-    }
-    out.raised = out.entries.size();
-    out.certificate_before = std::numeric_limits<double>::infinity();
 }
 
 }  // namespace verkv::inline v0::detail

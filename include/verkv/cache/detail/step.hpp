@@ -183,20 +183,16 @@ private:
         return std::sqrt(square);
     }
 
-    /// A power of two that brings the longest of the lengths that masses are made of near 1.
-    [[nodiscard]] double unit_of_length(std::size_t g, double square_of_distance) {
-        double longest = static_cast<double>(largest_of(head.radius));
-        longest = larger(longest, std::sqrt(square_of_distance));
-        if constexpr (needs_values) {
-            longest = larger(longest, target.limit(promise, output_norm(g)));
-        }
-        w.unit[g] = longest > 0 && std::isfinite(longest) ? std::exp2(-std::ilogb(longest)) : 1;
-        return w.unit[g];
+    /// A power of two that brings a length near 1.
+    static double unit_for(double length) {
+        return length > 0 && std::isfinite(length) ? std::exp2(-std::ilogb(length)) : 1;
     }
 
     void make_masses(lap_timer& timer) {
         const auto weights = matrix(w.weights, tokens());
+        [[maybe_unused]] double longest_radius = 0;
         if constexpr (needs_values) {
+            longest_radius = static_cast<double>(largest_of(head.radius));
             // ||o|| and ||o - c|| from the resident rows. It looks at the draw: the check has to make up for it, or a
             // target that needs neither.
             report.decide_seconds += timer.lap();
@@ -204,22 +200,26 @@ private:
             report.attend_seconds += timer.lap();
         }
         for (std::size_t g = 0; g < heads(); ++g) {
+            w.holds[g] = 1;
             if (!weighable(g)) {
                 continue;
             }
             const double reference = larger(w.reference[g], w.total[g] * least_reference);
             masses_view& masses = w.masses[g];
             if constexpr (needs_values) {
-                double distance = 0;
+                double square = 0;
                 for (std::size_t c = 0; c < value_dim; ++c) {
                     const double d =
                         static_cast<double>(w.output[g * value_dim + c]) - static_cast<double>(head.centre[c]);
-                    distance += d * d;
+                    square += d * d;
                 }
+                const double distance = std::sqrt(square);
+                const double norm = output_norm(g);
+                w.unit[g] = unit_for(larger(larger(longest_radius, distance), target.limit(promise, norm)));
                 // ||o|| is uncertain by the sample's own error. Where a check follows, the plan starts with room for
                 // it: what is fetched too early is not given back, and what is missing the check finds.
-                const value_facts facts{head.radius, std::sqrt(distance), output_norm(g), unit_of_length(g, distance)};
-                masses = target.masses(exec, weights.row(g), head.odds, reference, facts, promise);
+                masses = target.masses(exec, weights.row(g), head.odds, reference,
+                                       {head.radius, distance, norm, w.unit[g]}, promise);
                 masses.reference *= checks() ? 1.25 : 1.0;
             } else {
                 masses = target.masses(weights.row(g), head.odds, reference);
@@ -256,7 +256,6 @@ private:
                 planner.plan(exec, w.masses[g], promise, w.planner, p);
             }
             w.level[g] = p.level;
-            w.holds[g] = !weighable(g) || w.holds[g] != 0;
             head_reports[g].certificate_before = p.certificate_before;
         }
         take_everything();
@@ -501,10 +500,7 @@ private:
                     own += offsets[g][c] * head.centre[c];
                     square += offsets[g][c] * offsets[g][c];
                 }
-                double length = 0;
-                if constexpr (needs_values) {
-                    length = denominator_share * target.limit(promise, output_norm(g)) * w.unit[g];
-                }
+                const double length = denominator_share * target.limit(promise, output_norm(g)) * w.unit[g];
                 const auto beside = static_cast<float>(length * length);
                 for (std::size_t i = 0; i < product.columns; ++i) {
                     const auto r = static_cast<float>(static_cast<double>(head.radius[token_of(i)]) * w.unit[g]);
@@ -560,13 +556,7 @@ private:
             if (w.holds[g] != 0 || !std::isfinite(p.certificate_after)) {
                 continue;
             }
-            p.entries.clear();
-            for (std::size_t t = 0; t < head.odds.size(); ++t) {
-                if (head.odds[t] > 0) {
-                    p.entries.push_back({static_cast<token_index>(t), 1, 1});
-                }
-            }
-            p.raised = p.entries.size();
+            p.fetch_all(head.odds);
             p.certificate_after = p.variance = 0;
         }
     }

@@ -65,28 +65,26 @@ VERKV_ALWAYS_INLINE void score_tile(const rows<float>& queries, std::size_t firs
     }
 }
 
-/// Logits of the key rows [first, last); fresh: no head has read them yet.
 template <std::size_t Heads, class T>
 void score_heads(const rows<float>& queries, std::size_t first_head, float scale, const rows<T>& keys,
-                 std::size_t first, std::size_t last, bool fresh, const matrix_view<float>& logits) {
+                 const matrix_view<float>& logits) {
     constexpr std::size_t tile = 4;
-    // Rows from a list lie anywhere: ask for those that come next, in the next block too.
+    // Rows from a list lie anywhere: ask for those that come next.
     constexpr std::size_t ahead = 16;
-    const bool listed = fresh && keys.ids != nullptr;
     const auto prefetch = [&](std::size_t row) {
         const char* at = reinterpret_cast<const char*>(keys[row]);
         for (std::size_t byte = 0; byte < keys.width * sizeof(T); byte += 64) {
             __builtin_prefetch(at + byte);
         }
     };
-    std::size_t i = first;
-    for (; i + tile <= last; i += tile) {
-        for (std::size_t row = i + ahead; listed && row < smaller(i + ahead + tile, keys.count); ++row) {
+    std::size_t i = 0;
+    for (; i + tile <= keys.count; i += tile) {
+        for (std::size_t row = i + ahead; keys.ids && row < smaller(i + ahead + tile, keys.count); ++row) {
             prefetch(row);
         }
         score_tile<Heads, tile>(queries, first_head, scale, keys, i, logits);
     }
-    for (; i < last; ++i) {
+    for (; i < keys.count; ++i) {
         score_tile<Heads, 1>(queries, first_head, scale, keys, i, logits);
     }
 }
@@ -97,20 +95,22 @@ void score_blocks(const rows<float>& queries, float scale, const rows<T>& keys, 
     // A block of keys stays in the cache while the heads take it four at a time.
     constexpr std::size_t block = 64;
     for (std::size_t first = 0; first < keys.count; first += block) {
-        const std::size_t last = smaller(first + block, keys.count);
+        const std::size_t n = first + block <= keys.count ? block : keys.count - first;
+        const rows<T> part = keys.slice(first, n);
+        const matrix_view<float> out{logits.data + first, logits.rows, n, logits.stride};
         std::size_t h = 0;
         for (; h + 4 <= queries.count; h += 4) {
-            score_heads<4>(queries, h, scale, keys, first, last, h == 0, logits);
+            score_heads<4>(queries, h, scale, part, out);
         }
         switch (queries.count - h) {
             case 3:
-                score_heads<3>(queries, h, scale, keys, first, last, h == 0, logits);
+                score_heads<3>(queries, h, scale, part, out);
                 break;
             case 2:
-                score_heads<2>(queries, h, scale, keys, first, last, h == 0, logits);
+                score_heads<2>(queries, h, scale, part, out);
                 break;
             case 1:
-                score_heads<1>(queries, h, scale, keys, first, last, h == 0, logits);
+                score_heads<1>(queries, h, scale, part, out);
                 break;
             default:
                 break;

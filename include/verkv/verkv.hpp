@@ -23,6 +23,7 @@
 #include "verkv/score/largest_attention.hpp"
 #include "verkv/score/snapkv.hpp"
 #include "verkv/score/streaming_llm.hpp"
+#include "verkv/score/tova.hpp"
 
 #include "verkv/sample/budget.hpp"
 #include "verkv/sample/inclusion.hpp"

@@ -22,6 +22,7 @@
 #include "verkv/score/given.hpp"
 #include "verkv/score/importance.hpp"
 #include "verkv/score/key_norm.hpp"
+#include "verkv/score/kvzip.hpp"
 #include "verkv/score/largest_attention.hpp"
 #include "verkv/score/mean_attention.hpp"
 #include "verkv/score/portion.hpp"

@@ -31,8 +31,10 @@
 #include "verkv/score/streaming_llm.hpp"
 #include "verkv/score/tova.hpp"
 
+#include "verkv/sample/allocation.hpp"
 #include "verkv/sample/budget.hpp"
 #include "verkv/sample/inclusion.hpp"
+#include "verkv/sample/layer_allocation.hpp"
 #include "verkv/sample/poisson.hpp"
 
 #include "verkv/sketch/exact.hpp"

@@ -141,7 +141,7 @@ struct kvzip {
     }
 };
 
-/// KVzip+ (from KVzap, Jegou and Jeblick 2026, arXiv 2601.07891): kvzip, with each attention weighed by what it writes.
+/// KVzip+ (as KVzap trains on it, 2026, arXiv 2601.07891): kvzip, with each attention weighed by what it writes.
 /// Score of token i: max over g and t of softmax(...)_i ||W_o,g v_i|| / ||h_t||, W_o,g the rows of the output
 /// projection that belong to query head g, h_t the hidden state of query t (kvpress takes what enters the attention,
 /// behind the layer's norm; pass.hidden_norms say). Sinks get max(1, largest score). Not in [0, 1]: proportional()

@@ -16,11 +16,14 @@
 #include "verkv/core/version.hpp"
 #include "verkv/core/views.hpp"
 
+#include "verkv/score/compactor.hpp"
 #include "verkv/score/compose.hpp"
 #include "verkv/score/given.hpp"
 #include "verkv/score/importance.hpp"
 #include "verkv/score/key_norm.hpp"
 #include "verkv/score/largest_attention.hpp"
+#include "verkv/score/leverage.hpp"
+#include "verkv/score/non_causal_attention.hpp"
 #include "verkv/score/snapkv.hpp"
 #include "verkv/score/streaming_llm.hpp"
 

@@ -21,9 +21,11 @@
 #include "verkv/score/given.hpp"
 #include "verkv/score/importance.hpp"
 #include "verkv/score/key_norm.hpp"
+#include "verkv/score/kvzap.hpp"
 #include "verkv/score/largest_attention.hpp"
 #include "verkv/score/leverage.hpp"
 #include "verkv/score/non_causal_attention.hpp"
+#include "verkv/score/sink_gate.hpp"
 #include "verkv/score/snapkv.hpp"
 #include "verkv/score/streaming_llm.hpp"
 

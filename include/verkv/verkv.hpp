@@ -18,6 +18,8 @@
 
 #include "verkv/score/compactor.hpp"
 #include "verkv/score/compose.hpp"
+#include "verkv/score/compress_kv.hpp"
+#include "verkv/score/eviction_error.hpp"
 #include "verkv/score/given.hpp"
 #include "verkv/score/importance.hpp"
 #include "verkv/score/key_norm.hpp"
@@ -25,6 +27,7 @@
 #include "verkv/score/largest_attention.hpp"
 #include "verkv/score/leverage.hpp"
 #include "verkv/score/non_causal_attention.hpp"
+#include "verkv/score/retrieval_heads.hpp"
 #include "verkv/score/sink_gate.hpp"
 #include "verkv/score/snapkv.hpp"
 #include "verkv/score/streaming_llm.hpp"

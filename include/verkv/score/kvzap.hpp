@@ -129,9 +129,10 @@ private:
     [[nodiscard]] float activated(float y) const {
         const double x = static_cast<double>(y);
         // Upper tails, which 1 + erf and 1 + tanh would lose on the left.
-        const double share = weights.activation == gelu::exact
-                                 ? std::erfc(-x / std::numbers::sqrt2) / 2
-                                 : 1 / (1 + std::exp(-2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
+        const double share =
+            weights.activation == gelu::exact
+                ? std::erfc(-x / std::numbers::sqrt2) / 2
+                : 1 / (1 + std::exp(-2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
         return static_cast<float>(x * share);
     }
 

@@ -16,6 +16,7 @@
 #include "verkv/core/version.hpp"
 #include "verkv/core/views.hpp"
 
+#include "verkv/score/anchor_coverage.hpp"
 #include "verkv/score/compactor.hpp"
 #include "verkv/score/compose.hpp"
 #include "verkv/score/compress_kv.hpp"
@@ -30,6 +31,7 @@
 #include "verkv/score/retrieval_heads.hpp"
 #include "verkv/score/sink_gate.hpp"
 #include "verkv/score/snapkv.hpp"
+#include "verkv/score/span_boundary.hpp"
 #include "verkv/score/streaming_llm.hpp"
 
 #include "verkv/sample/budget.hpp"

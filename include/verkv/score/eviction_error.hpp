@@ -60,11 +60,12 @@ void outputs_of(const prompt<T>& p, std::span<const std::span<const token_index>
             };
             double* const all = full + (kv * group + g) * width;
             double* const rest = lost + (kv * group + g) * width;
-            const auto kept_seen = static_cast<std::size_t>(
-                std::lower_bound(kept[kv].begin(), kept[kv].end(), seen) - kept[kv].begin());
-            const double mass = accumulate(seen, [](std::size_t i) { return i; }, all);
-            const double kept_mass =
-                accumulate(kept_seen, [&](std::size_t i) { return std::size_t{kept[kv][i]}; }, rest);
+            const auto kept_seen =
+                static_cast<std::size_t>(std::lower_bound(kept[kv].begin(), kept[kv].end(), seen) - kept[kv].begin());
+            const double mass = accumulate(
+                seen, [](std::size_t i) { return i; }, all);
+            const double kept_mass = accumulate(
+                kept_seen, [&](std::size_t i) { return std::size_t{kept[kv][i]}; }, rest);
             for (std::size_t c = 0; c < width; ++c) {
                 all[c] /= mass;
                 rest[c] = (kept_seen > 0 ? rest[c] / kept_mass : 0.0) - all[c];

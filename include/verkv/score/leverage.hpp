@@ -16,6 +16,7 @@
 #include "verkv/cpu/executor.hpp"
 #include "verkv/score/detail/checks.hpp"
 #include "verkv/score/detail/gaussian_projection.hpp"
+#include "verkv/score/detail/plain_keys.hpp"
 
 namespace verkv::inline v0 {
 
@@ -45,12 +46,12 @@ struct leverage_score {
         const std::size_t n = out.size();
         const std::size_t d = p.shape.key_dim;
         check_options(d);
+        const detail::scoring::plain_keys<T> keys(p, kv_head, rotation);
         if (n == 0) {
             return;
         }
         const std::vector<double> phi = projection_of(kv_head, d);
         const Eigen::Map<const matrix> projection_matrix(phi.data(), at(d), at(sketch_dim));
-        const rows<T>& keys = p.keys[kv_head];
         const std::size_t blocks = (n + block - 1) / block;
         const auto length = [&](std::size_t b) { return (std::min)(block, n - b * block); };
         matrix y(at(n), at(sketch_dim));
@@ -62,7 +63,7 @@ struct leverage_score {
             for (std::size_t i = 0; i < length(b); ++i) {
                 const std::size_t token = b * block + i;
                 double* to = plain[worker].row(at(i)).data();
-                sound[token] = take(keys[token], p.positions[token], d, to) ? 1 : 0;
+                sound[token] = keys.take(token, to) ? 1 : 0;
             }
             part(b).noalias() = plain[worker].topRows(at(length(b))) * projection_matrix;
             sums[b] = part(b).colwise().sum();
@@ -112,9 +113,6 @@ private:
         for (std::size_t i = 0; i < projection.size(); ++i) {
             detail::check(std::isfinite(projection[i]), "element ", i, " of the projection is ", projection[i]);
         }
-        if (rotation.pairs() > 0) {
-            validate(rotation, d);
-        }
     }
 
     [[nodiscard]] std::vector<double> projection_of(std::size_t kv_head, std::size_t d) const {
@@ -122,20 +120,6 @@ private:
             return detail::scoring::gaussian_projection(seed, kv_head, d, sketch_dim);
         }
         return {projection.begin(), projection.end()};
-    }
-
-    // A key before RoPE, or zeros and false where it is not finite.
-    template <class T>
-    bool take(const T* key, position_t position, std::size_t d, double* to) const {
-        const bool finite = std::all_of(key, key + d, [](T x) { return std::isfinite(to_float(x)); });
-        if (!finite) {
-            std::fill_n(to, d, 0.0);
-        } else if (rotation.pairs() > 0) {
-            unrotate(rotation, position, key, d, to);
-        } else {
-            std::transform(key, key + d, to, [](T x) { return static_cast<double>(to_float(x)); });
-        }
-        return finite;
     }
 
     // In the order of the blocks.

@@ -140,8 +140,9 @@ double zap_in_double(const kvzap_weights& w, const T* h, std::size_t kv) {
     double s = static_cast<double>(w.output_bias[kv]);
     for (std::size_t u = 0; u < w.hidden_dim; ++u) {
         const double x = y[u];
-        const double t = w.activation == gelu::exact ? std::erf(x / std::sqrt(2.0))
-                                                     : std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x));
+        const double t = w.activation == gelu::exact
+                             ? std::erf(x / std::sqrt(2.0))
+                             : std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x));
         s += x / 2 * (1 + t) * static_cast<double>(w.output_weights[kv * w.hidden_dim + u]);
     }
     return s;
@@ -193,7 +194,7 @@ TEST_CASE("sink gate: the bias counts once") {
     const geometry shape{1, 1, 8, 4, 0};
     gate_memory gate(shape, 16, 4, 4);
     const hidden_rig<float> rig(shape, 20, 16);
-    const sink_gate s{gate.view, 0, 0, 0};
+    const sink_gate s{gate.view, 0, 0, 0, 0};
     const auto with = scores(s, rig.view());
     const double bias = static_cast<double>(gate.bias[0]);
     gate.bias[0] = 0;
@@ -208,11 +209,14 @@ TEST_CASE("sink gate: the bias counts once") {
 TEST_CASE("sink gate: which tokens are protected") {
     const sink_gate s{};
     CHECK(s.local_of(0) == 0);
-    CHECK(s.local_of(49) == 0);  // kvpress takes the last 0 tokens for all of them
-    CHECK(s.local_of(50) == 1);
+    CHECK(s.local_of(1) == 1);
+    CHECK(s.local_of(49) == 1);  // floor(0.98) is 0, and the newest token stays
+    CHECK(s.local_of(99) == 1);
+    CHECK(s.local_of(100) == 2);
+    CHECK((sink_gate{{}, 4, 4096, 32000, 0.0}.local_of(99) == 0));
     CHECK(s.local_of(31999) == 639);
     CHECK(s.local_of(32000) == 4096);
-    CHECK(sink_gate{{}, 4, 4096, 10}.local_of(100) == 100);
+    CHECK((sink_gate{{}, 4, 4096, 10}.local_of(100) == 100));
     const geometry shape{2, 1, 8, 4, 0};
     const gate_memory gate(shape, 8, 4, 2);
     for (const std::size_t n : {0u, 1u, 3u, 49u, 70u}) {
@@ -221,8 +225,8 @@ TEST_CASE("sink gate: which tokens are protected") {
         const auto b = scores(sink_gate{gate.view, 2, 5, 60}, rig.view());
         for (std::size_t i = 0; i < n; ++i) {
             CAPTURE(n, i);
-            CHECK((a[i] == 1.0f) == (i < 4 || (n == 70 && i == 69)));
-            CHECK((b[i] == 1.0f) == (i < 2 || (n == 70 && i >= 65)));
+            CHECK((a[i] == 1.0f) == (i < 4 || i == n - 1));
+            CHECK((b[i] == 1.0f) == (i < 2 || (n == 70 ? i >= 65 : i == n - 1)));
             CHECK((a[i] > 0 && a[i] <= 1));
         }
     }
@@ -312,7 +316,7 @@ TEST_CASE("gates: layout and threads change no bit, chunks neither") {
     const hidden_rig<half> a(shape, 700, 50, layout::dense, 3);
     const hidden_rig<half> b(shape, 700, 50, layout::listed, 3);
     thread_pool pool(3);
-    const sink_gate s{gate.view, 0, 0, 0};
+    const sink_gate s{gate.view, 0, 0, 0, 0};
     const kvzap z{zap.view, kvzap_output::importance, 0};
     const auto gated = scores(s, a.view(), 1);
     const auto zapped = scores(z, a.view(), 1);

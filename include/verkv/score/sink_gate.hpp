@@ -53,7 +53,7 @@ inline void validate(const sink_gate_weights& w, const geometry& g) {
 /// of the token's key among the sinks, in (0, 1). The bias b is added once, as the published inference code does (its
 /// training script added it twice).
 /// The first `sink` tokens and the last ones, by index, get 1: the last `local`, or of a prompt of less than
-/// short_prompt tokens the last floor(short_local n), which may be none (kvpress then protects all of them).
+/// short_prompt tokens the last floor(short_local n), at least one unless short_local is 0.
 /// Needs hidden states, no query. For a score that is the same whatever follows, score chunks as they come: tokens do
 /// not see each other.
 /// Time O(n (G + 1) m model_dim), reads hidden states once; 64 (model_dim + (G + 1) m) floats a worker. Projections in
@@ -72,7 +72,11 @@ struct sink_gate {
 
     /// Tokens at the end of a prompt of n that get 1.
     [[nodiscard]] std::size_t local_of(std::size_t n) const {
-        return n < short_prompt ? static_cast<std::size_t>(short_local * static_cast<double>(n)) : (std::min)(local, n);
+        if (n >= short_prompt) {
+            return (std::min)(local, n);
+        }
+        const auto share = static_cast<std::size_t>(short_local * static_cast<double>(n));
+        return (std::min)(n, (std::max)(share, std::size_t{short_local > 0 ? 1u : 0u}));
     }
 
     template <class Backend, class P>

@@ -189,7 +189,7 @@ TEST_CASE("anchor coverage: what is not finite stays in its place; huge and tiny
     for (const int n : {0, 1, 2}) {
         const valued_prompt<half> few({1, 1, 8, 4, 0}, positions_from(0, n), {}, 5);
         // One key is its own mean; two lie on a line through it.
-        const auto c = scores(anchor_coverage{}, few.view());
+        const auto c = scores(anchor_coverage{64, true}, few.view());
         CHECK(c.size() == static_cast<std::size_t>(n));
         if (n == 1) {
             CHECK(c[0] == 0);

@@ -20,20 +20,20 @@ namespace verkv::inline v0 {
 
 /// What is left of a key when its most similar anchor has expressed all it can: our reading of what AnchorKV's rule
 /// (tokens as multiples of anchors, with a coarse residual) would call important. The paper scores nothing; that
-/// tokens which no anchor expresses have to be kept is our inference.
-/// Score of token i: min over anchors a and factors s of ||k_i - s a|| / ||k_i||, in [0, 1], keys minus their mean
-/// (which no softmax sees) unless centred is false. Anchors get 1: they are stored. A key of length 0 gets 0.
-/// Anchors are chosen farthest first: the longest key, then each time the key with the most left, ||k - s a||, equal
-/// ones by the lower index; fewer than `anchors` where nothing is left. Or they are `given`.
-/// Needs no query. Time O(n d anchors), reads every key 3 times; n (d + 4) floats of memory. Similarities in float as
-/// score_rows() on unit vectors (so two anchors whose similarities to a key differ by less than about d units roundoff
-/// may change places), the residual in double: relative error about 2^-24 of ||k_i|| through the mean's rounding. Same
-/// bits for any number of threads and any strides. A key that is not finite gets NaN and is no anchor; no other token
-/// notices.
-/// Throws invalid_argument for anchors = 0 without given ones, or a given anchor that does not exist or is not finite.
+/// tokens which no anchor expresses have to be kept is our inference, about the error of an anchor sketch; how much a
+/// token is attended to is another matter (docs/scorers_b.md has figures).
+/// Score of token i: min over anchors a and factors s of ||k_i - s a|| / ||k_i||, in [0, 1]; where centred, of keys
+/// minus their mean, which no softmax sees. Anchors get 1: they are stored. A key of length 0 gets 0. Anchors are
+/// chosen farthest first: the longest key, then each time the key with the most left, ||k - s a||, equal ones by the
+/// lower index; fewer than `anchors` where nothing is left. Or they are `given`. Needs no query. Time O(n d anchors),
+/// reads every key 3 times; n (d + 4) floats of memory. Similarities in float as score_rows() on unit vectors (so two
+/// anchors whose similarities to a key differ by less than about d units roundoff may change places), the residual in
+/// double: relative error about 2^-24 of ||k_i|| through the mean's rounding. Same bits for any number of threads and
+/// any strides. A key that is not finite gets NaN and is no anchor; no other token notices. Throws invalid_argument for
+/// anchors = 0 without given ones, or a given anchor that does not exist or is not finite.
 struct anchor_coverage {
     std::size_t anchors = 64;                 ///< at most this many
-    bool centred = true;                      ///< keys minus their mean
+    bool centred = false;                     ///< keys minus their mean
     std::span<const token_index> given = {};  ///< anchors by index, the same for all KV heads; empty: chosen
 
     template <class Backend, class T>

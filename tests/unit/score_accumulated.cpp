@@ -198,8 +198,8 @@ TEST_CASE("score: H2O over a sample of queries lets several tokens enter at once
 }
 
 TEST_CASE("score: eviction is permanent, in H2O alone") {
-    // One channel. Token 1 is ignored by the first three queries and gets nearly all of the attention of the later ones.
-    // The set has room for two: token 1 leaves at query 2, and nothing it would gather brings it back.
+    // One channel. Token 1 is ignored by the first three queries and gets nearly all of the attention of the later
+    // ones. The set has room for two: token 1 leaves at query 2, and nothing it would gather brings it back.
     const geometry shape{1, 1, 1, 1, 1.0f};
     const std::size_t n = 40;
     std::vector<float> keys(n, 0.0f);

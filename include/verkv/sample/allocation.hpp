@@ -227,9 +227,9 @@ enum class adaptive_rule {
     }
     std::vector<std::size_t> counts = detail::allocating::top_counts(scores, c, rest);
     if (rule == adaptive_rule::mixture) {
-        std::vector<double> amounts;
-        for (const std::size_t f : counts) {
-            amounts.push_back((1 - alpha) * static_cast<double>(f) + alpha * mean);
+        std::vector<double> amounts(heads);
+        for (std::size_t h = 0; h < heads; ++h) {
+            amounts[h] = (1 - alpha) * static_cast<double>(counts[h]) + alpha * mean;
         }
         counts = detail::allocating::whole(amounts, rest);
     }

@@ -27,6 +27,7 @@
 #include "verkv/sample/poisson.hpp"
 
 #include "verkv/sketch/exact.hpp"
+#include "verkv/sketch/low_rank.hpp"
 #include "verkv/sketch/per_channel.hpp"
 #include "verkv/sketch/quest_pages.hpp"
 #include "verkv/sketch/rope_pairs.hpp"
@@ -55,6 +56,7 @@
 
 #include "verkv/cpu/executor.hpp"
 #include "verkv/cpu/lanes.hpp"
+#include "verkv/cpu/low_rank_estimate.hpp"
 #include "verkv/cpu/mass_blocks.hpp"
 #include "verkv/cpu/quest_page_estimate.hpp"
 #include "verkv/cpu/raised_tokens.hpp"

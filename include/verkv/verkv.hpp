@@ -26,6 +26,7 @@
 #include "verkv/sample/inclusion.hpp"
 #include "verkv/sample/poisson.hpp"
 
+#include "verkv/sketch/anchors.hpp"
 #include "verkv/sketch/exact.hpp"
 #include "verkv/sketch/low_rank.hpp"
 #include "verkv/sketch/per_channel.hpp"
@@ -54,6 +55,7 @@
 #include "verkv/attend/attend.hpp"
 #include "verkv/attend/merge.hpp"
 
+#include "verkv/cpu/anchor_estimate.hpp"
 #include "verkv/cpu/executor.hpp"
 #include "verkv/cpu/lanes.hpp"
 #include "verkv/cpu/low_rank_estimate.hpp"

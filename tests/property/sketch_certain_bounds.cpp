@@ -8,11 +8,14 @@
 #include "support/catch.hpp"
 #include "support/reference.hpp"
 #include "verkv/cpu/executor.hpp"
+#include "verkv/sketch/anchors.hpp"
 #include "verkv/sketch/low_rank.hpp"
 
 namespace {
 
 using namespace support;
+using verkv::anchor_options;
+using verkv::anchor_sketch;
 using verkv::bfloat16;
 using verkv::coefficient_format;
 using verkv::cpu;
@@ -69,6 +72,18 @@ void check_low_rank(dice& d, broken_bounds& out) {
     }
 }
 
+template <class T>
+void check_anchors(dice& d, broken_bounds& out) {
+    for (const hostility kind : all_hostilities) {
+        for (const std::size_t width : {1u, 2u, 3u, 7u, 40u, 65u}) {
+            for (const unsigned bits : {0u, 1u, 2u, 3u, 4u}) {
+                const anchor_options o{width, 1 + d.below(12), bits, 1 + d.below(20), d.below(100)};
+                check_bounds<anchor_sketch, T>(d, anchor_sketch(o), kind, 1 + d.below(20), out);
+            }
+        }
+    }
+}
+
 TEST_CASE("certain bounds: a low-rank sketch's are never broken, and queries reach them") {
     dice d(71);
     broken_bounds all;
@@ -76,6 +91,21 @@ TEST_CASE("certain bounds: a low-rank sketch's are never broken, and queries rea
         check_low_rank<float>(d, all);
         check_low_rank<half>(d, all);
         check_low_rank<bfloat16>(d, all);
+    }
+    CHECK(all.broken == 0);
+    CHECK(all.cases > 100000);
+    CHECK(static_cast<double>(all.finite) > 0.95 * static_cast<double>(all.cases));
+    CHECK(all.nearest > 0.99L);
+    CHECK(all.nearest <= 1);
+}
+
+TEST_CASE("certain bounds: an anchor sketch's are never broken, and queries reach them") {
+    dice d(72);
+    broken_bounds all;
+    for (int round = 0; round < 3; ++round) {
+        check_anchors<float>(d, all);
+        check_anchors<half>(d, all);
+        check_anchors<bfloat16>(d, all);
     }
     CHECK(all.broken == 0);
     CHECK(all.cases > 100000);

@@ -142,16 +142,16 @@ void check_against_doubles(dice& d, std::size_t width, std::size_t rank, coeffic
     for (std::size_t i = 0; i < n * width; ++i) {
         mean[i % width] += static_cast<double>(verkv::to_float(keys[i])) / static_cast<double>(n);
     }
-    matrix covariance(width, std::vector<double>(width));
+    matrix gram(width, std::vector<double>(width));
     for (std::size_t i = 0; i < n; ++i) {
         for (std::size_t a = 0; a < width; ++a) {
             for (std::size_t b = 0; b < width; ++b) {
-                covariance[a][b] += (static_cast<double>(verkv::to_float(keys[i * width + a])) - mean[a]) *
-                                    (static_cast<double>(verkv::to_float(keys[i * width + b])) - mean[b]);
+                gram[a][b] += static_cast<double>(verkv::to_float(keys[i * width + a])) *
+                              static_cast<double>(verkv::to_float(keys[i * width + b]));
             }
         }
     }
-    const matrix basis = jacobi(covariance);
+    const matrix basis = jacobi(gram);
     double worst = 0, least = 1e300, most = 0;
     for (std::size_t h = 0; h < heads; ++h) {
         const std::vector<double> q(queries.begin() + static_cast<std::ptrdiff_t>(h * width),

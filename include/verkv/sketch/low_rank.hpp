@@ -45,10 +45,12 @@ inline void validate(const low_rank_options& o) {
 /// saw, or those of a basis that the caller gives. k ~ m + B^T a, m the mean, B [rank, key_dim] the basis, a = B (k -
 /// m) as stored; the estimate is scale (<q, m> + <B q, a>).
 ///
-/// Loki (Singhania et al. 2024, arXiv 2406.02542) keeps principal components like these, of keys before or after RoPE,
-/// with a basis found offline. InfiniGen (Lee et al. 2024, arXiv 2406.19707) takes the directions from queries. Hand
-/// either basis to the second constructor. ShadowKV (Sun et al. 2024, arXiv 2410.21465) factorises keys before RoPE,
-/// all heads together, and rotates what it rebuilds; here keys are as they are cached, rotated.
+/// The principal directions are those of the keys about 0, not about the mean: queries have much along the mean, so
+/// that what a key differs there by counts (docs/sketches_b.md has figures). Taking off the mean only makes
+/// coefficients small. Loki (Singhania et al. 2024, arXiv 2406.02542) keeps principal components like these, of keys
+/// before or after RoPE, with a basis found offline. InfiniGen (Lee et al. 2024, arXiv 2406.19707) takes the directions
+/// from queries. Hand either basis to the second constructor. ShadowKV (Sun et al. 2024, arXiv 2410.21465) factorises
+/// keys before RoPE, all heads together, and rotates what it rebuilds; here keys are as they are cached, rotated.
 /// - Bound, for certain: with e = k - m - B^T a and p = q - B^T B q, <q, k> - <q, m> - <B q, a> = <q, e> = <p, e> + <B
 ///   q, B e>, whatever B is. So |logit - estimate| <= |scale| (||p|| ||e|| + ||B q|| ||B e||). ||e|| and ||B e|| are
 ///   stored, rounded up. e is nearly orthogonal to the basis: the second term is what storing a has cost, and the first
@@ -91,8 +93,8 @@ public:
     }
 
     /// Takes mean and basis from the keys, and forgets all tokens.
-    /// Mean and covariance of the keys whose channels are all finite (0 without any), in double, about the mean; the
-    /// basis is the eigenvectors of the `rank` largest eigenvalues, ties as Eigen leaves them. keys [n, key_dim]. n
+    /// Mean and Gram matrix sum k k^T of the keys whose channels are all finite (0 without any), in double; the basis
+    /// is the matrix's eigenvectors of the `rank` largest eigenvalues, ties as Eigen leaves them. keys [n, key_dim]. n
     /// key_dim^2 / 2 + about 9 key_dim^3 multiply-adds on the caller's thread (n key_dim where the basis is given);
     /// reads the keys twice. Throws invalid_argument for keys of another width.
     template <class Backend, class T>
@@ -100,7 +102,7 @@ public:
         detail::check_sketched_keys(keys, options_.key_dim);
         std::vector<float> mean = detail::mean_of_finite(keys);
         if (!given_) {
-            basis_ = stored(detail::principal_directions(detail::scatter_about(keys, mean), options_.rank));
+            basis_ = stored(detail::principal_directions(detail::gram_of_finite(keys), options_.rank));
         }
         mean_ = std::move(mean);
         resize(0);

@@ -1,4 +1,4 @@
-// Mean and covariance of keys, and orthonormal rows: those of the largest variance, and those that span given ones.
+// Mean and Gram matrix of keys, and orthonormal rows: those of the largest variance, and those that span given ones.
 #pragma once
 
 #include <Eigen/Core>
@@ -37,24 +37,24 @@ template <class T>
     return mean;
 }
 
-/// Sum of the outer products of the finite keys about `mean`, in double; the lower half of [width, width].
+/// Sum of the outer products k k^T of the finite keys, in double; the lower half of [width, width].
 template <class T>
-[[nodiscard]] Eigen::MatrixXd scatter_about(const rows<T>& keys, const std::vector<float>& mean) {
+[[nodiscard]] Eigen::MatrixXd gram_of_finite(const rows<T>& keys) {
     const auto at = [](std::size_t i) { return static_cast<Eigen::Index>(i); };
     constexpr std::size_t piece = 64;  // keys that are added together
     Eigen::MatrixXd sum = Eigen::MatrixXd::Zero(at(keys.width), at(keys.width));
-    Eigen::MatrixXd offsets(at(keys.width), at(piece));
+    Eigen::MatrixXd part(at(keys.width), at(piece));
     std::size_t held = 0;
     for (std::size_t i = 0; i < keys.count; ++i) {
         const T* const key = keys[i];
         if (all_finite(key, keys.width)) {
             for (std::size_t c = 0; c < keys.width; ++c) {
-                offsets(at(c), at(held)) = static_cast<double>(to_float(key[c])) - static_cast<double>(mean[c]);
+                part(at(c), at(held)) = static_cast<double>(to_float(key[c]));
             }
             ++held;
         }
         if (held == piece || (held > 0 && i + 1 == keys.count)) {
-            sum.selfadjointView<Eigen::Lower>().rankUpdate(offsets.leftCols(at(held)));
+            sum.selfadjointView<Eigen::Lower>().rankUpdate(part.leftCols(at(held)));
             held = 0;
         }
     }

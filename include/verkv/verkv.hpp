@@ -33,6 +33,7 @@
 #include "verkv/sketch/quest_pages.hpp"
 #include "verkv/sketch/rope_pairs.hpp"
 #include "verkv/sketch/rotated.hpp"
+#include "verkv/sketch/spans.hpp"
 
 #include "verkv/certify/bernstein.hpp"
 #include "verkv/certify/chernoff.hpp"
@@ -66,6 +67,7 @@
 #include "verkv/cpu/rotated_estimate.hpp"
 #include "verkv/cpu/score_rows.hpp"
 #include "verkv/cpu/softmax_sum.hpp"
+#include "verkv/cpu/span_estimate.hpp"
 #include "verkv/cpu/thread_pool.hpp"
 #include "verkv/cpu/value_masses.hpp"
 #include "verkv/cpu/weights.hpp"

@@ -10,6 +10,7 @@
 #include "verkv/cpu/executor.hpp"
 #include "verkv/sketch/anchors.hpp"
 #include "verkv/sketch/low_rank.hpp"
+#include "verkv/sketch/spans.hpp"
 
 namespace {
 
@@ -22,6 +23,8 @@ using verkv::cpu;
 using verkv::half;
 using verkv::low_rank_options;
 using verkv::low_rank_sketch;
+using verkv::span_options;
+using verkv::span_sketch;
 
 constexpr float scales[] = {1, -1, 0, 0.088f, -1.7f, 1e-30f, 1e-42f};
 
@@ -84,6 +87,19 @@ void check_anchors(dice& d, broken_bounds& out) {
     }
 }
 
+template <class T>
+void check_spans(dice& d, broken_bounds& out) {
+    for (const hostility kind : all_hostilities) {
+        for (const std::size_t width : {1u, 2u, 3u, 7u, 40u, 65u}) {
+            for (const std::size_t rank : {0u, 1u, 4u, 16u}) {
+                const std::size_t least = 1 + d.below(4), mean = least + d.below(4), most = mean + d.below(9);
+                const span_options o{width, least, mean, most, rank, d.below(6)};
+                check_bounds<span_sketch, T>(d, span_sketch(o), kind, 1 + d.below(40), out);
+            }
+        }
+    }
+}
+
 TEST_CASE("certain bounds: a low-rank sketch's are never broken, and queries reach them") {
     dice d(71);
     broken_bounds all;
@@ -106,6 +122,21 @@ TEST_CASE("certain bounds: an anchor sketch's are never broken, and queries reac
         check_anchors<float>(d, all);
         check_anchors<half>(d, all);
         check_anchors<bfloat16>(d, all);
+    }
+    CHECK(all.broken == 0);
+    CHECK(all.cases > 100000);
+    CHECK(static_cast<double>(all.finite) > 0.95 * static_cast<double>(all.cases));
+    CHECK(all.nearest > 0.99L);
+    CHECK(all.nearest <= 1);
+}
+
+TEST_CASE("certain bounds: a span sketch's are never broken, and queries reach them") {
+    dice d(73);
+    broken_bounds all;
+    for (int round = 0; round < 3; ++round) {
+        check_spans<float>(d, all);
+        check_spans<half>(d, all);
+        check_spans<bfloat16>(d, all);
     }
     CHECK(all.broken == 0);
     CHECK(all.cases > 100000);

@@ -38,6 +38,7 @@
 #include "verkv/certify/bernstein.hpp"
 #include "verkv/certify/chernoff.hpp"
 #include "verkv/certify/estimator.hpp"
+#include "verkv/certify/row_error.hpp"
 #include "verkv/certify/shrinkage.hpp"
 #include "verkv/certify/tail.hpp"
 #include "verkv/certify/target.hpp"
@@ -50,10 +51,12 @@
 #include "verkv/plan/top_k.hpp"
 #include "verkv/plan/water_filling.hpp"
 
+#include "verkv/store/quantised_rows.hpp"
 #include "verkv/store/row_pool.hpp"
 #include "verkv/store/staging.hpp"
 
 #include "verkv/attend/attend.hpp"
+#include "verkv/attend/attend_quantised.hpp"
 #include "verkv/attend/merge.hpp"
 
 #include "verkv/cpu/anchor_estimate.hpp"

@@ -16,6 +16,7 @@
 #include "verkv/cpu/low_rank_estimate.hpp"
 #include "verkv/sketch/detail/coefficients.hpp"
 #include "verkv/sketch/detail/inputs.hpp"
+#include "verkv/sketch/detail/orthonormal.hpp"
 #include "verkv/sketch/detail/subspace.hpp"
 
 namespace verkv::inline v0 {

@@ -15,9 +15,9 @@
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/span_estimate.hpp"
 #include "verkv/sketch/detail/inputs.hpp"
+#include "verkv/sketch/detail/orthonormal.hpp"
 #include "verkv/sketch/detail/span_basis.hpp"
 #include "verkv/sketch/detail/span_store.hpp"
-#include "verkv/sketch/detail/subspace.hpp"
 
 namespace verkv::inline v0 {
 

@@ -10,7 +10,7 @@
 
 #include "verkv/core/storage.hpp"
 #include "verkv/sketch/detail/inputs.hpp"
-#include "verkv/sketch/detail/subspace.hpp"
+#include "verkv/sketch/detail/orthonormal.hpp"
 
 namespace verkv::inline v0::detail {
 

@@ -8,11 +8,14 @@
 #include <vector>
 
 #include "verkv/core/concepts.hpp"
+#include "verkv/sketch/anchors.hpp"
 #include "verkv/sketch/exact.hpp"
+#include "verkv/sketch/low_rank.hpp"
 #include "verkv/sketch/per_channel.hpp"
 #include "verkv/sketch/quest_pages.hpp"
 #include "verkv/sketch/rope_pairs.hpp"
 #include "verkv/sketch/rotated.hpp"
+#include "verkv/sketch/spans.hpp"
 
 namespace {
 
@@ -107,6 +110,23 @@ void rotated(benchmark::State& state) {
     estimate(state, p, verkv::rotated_sketch(verkv::rotated_options{p.width, Bits}));
 }
 
+template <verkv::coefficient_format Format>
+void low_rank(benchmark::State& state) {
+    problem p = problem_of(state);
+    estimate(state, p, verkv::low_rank_sketch(verkv::low_rank_options{p.width, 32, Format}));
+}
+
+template <unsigned Bits>
+void anchors(benchmark::State& state) {
+    problem p = problem_of(state);
+    estimate(state, p, verkv::anchor_sketch(verkv::anchor_options{p.width, 256, Bits}));
+}
+
+void spans(benchmark::State& state) {
+    problem p = problem_of(state);
+    estimate(state, p, verkv::span_sketch(verkv::span_options{p.width}));
+}
+
 void exact(benchmark::State& state) {
     problem p = problem_of(state);
     estimate(state, p, verkv::exact_sketch<verkv::half>());
@@ -181,6 +201,11 @@ BENCHMARK(rotated<1>)->Apply(axes);
 BENCHMARK(rotated<2>)->Apply(axes);
 BENCHMARK(rotated<3>)->Apply(axes);
 BENCHMARK(rotated<4>)->Apply(axes);
+BENCHMARK(low_rank<verkv::coefficient_format::int8>)->Apply(axes);
+BENCHMARK(low_rank<verkv::coefficient_format::float16>)->Apply(axes);
+BENCHMARK(anchors<1>)->Apply(axes);
+BENCHMARK(anchors<2>)->Apply(axes);
+BENCHMARK(spans)->Apply(axes);
 BENCHMARK(exact)->Apply(axes);
 BENCHMARK(plain_read)->Apply(axes);
 BENCHMARK(append_one)->ArgNames({"n", "d", "G"})->Args({4096, 128, 1})->Unit(benchmark::kMicrosecond);

@@ -31,6 +31,7 @@
 #include "verkv/sketch/quest_pages.hpp"
 #include "verkv/sketch/rope_pairs.hpp"
 #include "verkv/sketch/rotated.hpp"
+#include "verkv/sketch/turbo_quant.hpp"
 
 #include "verkv/certify/bernstein.hpp"
 #include "verkv/certify/chernoff.hpp"
@@ -63,6 +64,7 @@
 #include "verkv/cpu/score_rows.hpp"
 #include "verkv/cpu/softmax_sum.hpp"
 #include "verkv/cpu/thread_pool.hpp"
+#include "verkv/cpu/turbo_quant_estimate.hpp"
 #include "verkv/cpu/value_masses.hpp"
 #include "verkv/cpu/weights.hpp"
 

@@ -27,10 +27,13 @@
 #include "verkv/sample/poisson.hpp"
 
 #include "verkv/sketch/exact.hpp"
+#include "verkv/sketch/hash_attention.hpp"
+#include "verkv/sketch/logit_map.hpp"
 #include "verkv/sketch/per_channel.hpp"
 #include "verkv/sketch/quest_pages.hpp"
 #include "verkv/sketch/rope_pairs.hpp"
 #include "verkv/sketch/rotated.hpp"
+#include "verkv/sketch/socket.hpp"
 #include "verkv/sketch/turbo_quant.hpp"
 
 #include "verkv/certify/bernstein.hpp"
@@ -54,7 +57,10 @@
 #include "verkv/attend/attend.hpp"
 #include "verkv/attend/merge.hpp"
 
+#include "verkv/cpu/blank_marked.hpp"
 #include "verkv/cpu/executor.hpp"
+#include "verkv/cpu/hash_attention_estimate.hpp"
+#include "verkv/cpu/hash_buckets.hpp"
 #include "verkv/cpu/lanes.hpp"
 #include "verkv/cpu/mass_blocks.hpp"
 #include "verkv/cpu/quest_page_estimate.hpp"
@@ -62,6 +68,7 @@
 #include "verkv/cpu/rope_pair_estimate.hpp"
 #include "verkv/cpu/rotated_estimate.hpp"
 #include "verkv/cpu/score_rows.hpp"
+#include "verkv/cpu/socket_estimate.hpp"
 #include "verkv/cpu/softmax_sum.hpp"
 #include "verkv/cpu/thread_pool.hpp"
 #include "verkv/cpu/turbo_quant_estimate.hpp"

@@ -120,6 +120,15 @@ TEST_CASE("hash_attention: an output of 0 counts as +1") {
     CHECK(support::logits_of(s, {0, -1}) == std::vector<float>{0, -2});
 }
 
+TEST_CASE("hash_attention: codes that differ, or agree, in all bits") {
+    for (const std::size_t bits : {1u, 16u, 31u, 32u}) {
+        const hash_mlp mlp{{{1, bits, std::vector<float>(bits, 1.0f), std::vector<float>(bits)}}};
+        const auto s = support::sketch_of(hash_attention_sketch({1, mlp, mlp}), std::vector<float>{1, -1});
+        const auto all = static_cast<float>(bits);
+        CHECK(support::logits_of(s, {-2}) == std::vector<float>{-all, all});
+    }
+}
+
 TEST_CASE("hash_attention: what every sketch keeps") {
     dice d(82);
     for (const std::size_t bits : {3u, 32u}) {

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "verkv/core/views.hpp"
+#include "verkv/cpu/blank_marked.hpp"
 #include "verkv/cpu/executor.hpp"
 #include "verkv/cpu/lanes.hpp"
 #include "verkv/cpu/rope_pair_estimate.hpp"
@@ -87,15 +88,6 @@ inline void score_agreement(const hash_attention_codes& s, std::uint32_t query, 
         const lanes apart = __builtin_convertvector(lanes_cast<int_lanes>(bit_counts(code ^ query)), lanes);
         const lanes logit = slope * (bits - 2.0f * apart) + intercept;
         std::memcpy(logits + token, &logit, n * sizeof(float));
-    }
-}
-
-/// Turns the logits of marked tokens among first ... last-1 to NaN. first is a multiple of 32.
-inline void blank_marked(const std::uint32_t* marks, std::size_t first, std::size_t last, float* logits) noexcept {
-    for (std::size_t w = first / 32; w * 32 < last; ++w) {
-        for (std::uint32_t left = marks[w]; left != 0; left &= left - 1) {
-            logits[w * 32 + static_cast<std::size_t>(__builtin_ctz(left))] = std::numeric_limits<float>::quiet_NaN();
-        }
     }
 }
 

@@ -11,9 +11,14 @@
 
 namespace verkv::inline v0::detail {
 
-/// Which of a sketch's random matrices a stream is for: no two of one seed share their numbers, and no sample uses
+/// What a sketch draws from a stream: no two of one seed share their numbers, and no sample uses
 /// them.
-enum class sketch_stream : std::uint32_t { rotation = 0xffffffffu, projection = 0xfffffffeu, planes = 0xfffffffdu };
+enum class sketch_stream : std::uint32_t {
+    rotation = 0xffffffffu,
+    projection = 0xfffffffeu,
+    planes = 0xfffffffdu,
+    training = 0xfffffffcu
+};
 
 /// The stream of uniforms that a sketch's matrix is drawn from.
 [[nodiscard]] inline uniform_stream stream_of(std::uint64_t seed, sketch_stream purpose) noexcept {

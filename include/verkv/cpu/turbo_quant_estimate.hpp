@@ -16,25 +16,24 @@
 namespace verkv::inline v0 {
 
 /// Codes of a TurboQuant sketch as they lie in memory; what a backend's turbo_quant_estimate() reads.
-/// Blocks of 16 tokens, [block][word][16]. A token's words are planes of 32 coordinates: coordinate c has bit c % 32 of
-/// the words c / 32 * planes ... c / 32 * planes + planes - 1. The first is set where the level is negative, the next
-/// bits - 1 are the index of its size, lowest first; the last one, where there is a projection, is set where
-/// coordinate c of the projected residual is negative.
+/// Blocks of 16 tokens, [block][word][16]. Coordinate c has the bits c * bits ... c * bits + bits - 1 of its token's
+/// first `level_words` words, lowest first, over the border of two words where it falls there; where there is a
+/// projection, bit c of the words behind them is set where coordinate c of the projected residual is negative.
 struct turbo_quant_codes {
     static constexpr std::size_t block_tokens = rope_pair_codes::block_tokens;
     static constexpr std::size_t largest_key_dim = 1024;
 
     const float* rotation = nullptr;    ///< transposed: [channel][rotated coordinate], padded_channels wide
     const float* projection = nullptr;  ///< transposed: [rotated coordinate][projected one]; null: none
-    const float* levels = nullptr;      ///< the 2^(bits - 1) sizes of levels, ascending
+    const float* levels = nullptr;      ///< [16]: of each code, again and again
     const std::uint32_t* codes = nullptr;
     const float* norm = nullptr;      ///< [token]: ||k||
     const float* residual = nullptr;  ///< [token]: ||k|| ||r|| sqrt(pi / 2) / key_dim; null without a projection
     std::size_t tokens = 0;
     std::size_t key_dim = 0;
     std::size_t padded_channels = 0;  ///< key_dim rounded up to 16
-    std::size_t words = 0;            ///< of a token: planes ceil(key_dim / 32)
-    std::size_t planes = 0;           ///< bits, and one for the projection
+    std::size_t level_words = 0;      ///< ceil(key_dim * bits / 32)
+    std::size_t words = 0;            ///< of a token: level_words, and ceil(key_dim / 32) for the projection
     unsigned bits = 0;                ///< of a level, 0 ... 4; 0: no levels, the residual is the key
 };
 
@@ -47,66 +46,39 @@ struct turbo_quant_queries {
     alignas(64) float projected[head_tile][turbo_quant_codes::largest_key_dim];
 };
 
-/// One of the 2^Depth levels from `levels` on; the mask of depth i is all ones where bit i of its index is set.
-template <unsigned Depth>
-VERKV_ALWAYS_INLINE lanes level_of(const lanes* levels, const int_lanes* mask) {
-    if constexpr (Depth == 0) {
-        return levels[0];
-    } else {
-        const lanes low = level_of<Depth - 1>(levels, mask);
-        const lanes high = level_of<Depth - 1>(levels + (std::size_t{1} << (Depth - 1)), mask);
-        return select(mask[Depth - 1], high, low);
+/// sums += table[code] * query over all coordinates. The bits above a code are those of others: the table repeats.
+template <unsigned Bits, std::size_t Heads>
+VERKV_ALWAYS_INLINE void add_levels(const std::uint32_t* const (&at)[vectors_at_once], std::size_t key_dim,
+                                    const float* table, const float (*query)[turbo_quant_codes::largest_key_dim],
+                                    lanes (&sums)[Heads][vectors_at_once]) {
+    constexpr std::size_t block_tokens = turbo_quant_codes::block_tokens;
+    for (std::size_t c = 0, bit = 0; c < key_dim; ++c, bit += Bits) {
+        const auto shift = static_cast<std::uint32_t>(bit % 32);
+        lanes value[vectors_at_once];
+        for (std::size_t v = 0; v < vectors_at_once; ++v) {
+            const std::uint32_t* const from = at[v] + bit / 32 * block_tokens;
+            word_lanes word = load_words(from) >> shift;
+            if (32 % Bits != 0 && shift + Bits > 32) {
+                word |= load_words(from + block_tokens) << (32 - shift);
+            }
+            value[v] = lookup(table, word);
+        }
+        for (std::size_t h = 0; h < Heads; ++h) {
+            const lanes q = broadcast(query[h][c]);
+            for (std::size_t v = 0; v < vectors_at_once; ++v) {
+                sums[h][v] += q * value[v];
+            }
+        }
     }
 }
 
-/// sums += level * query over all coordinates. at: a token's word of plane `plane`; the next planes are its index bits.
-template <unsigned Bits, std::size_t Heads>
-VERKV_ALWAYS_INLINE void add_levels(const std::uint32_t* const (&at)[vectors_at_once], std::size_t planes,
-                                    std::size_t key_dim, const float* levels,
-                                    const float (*query)[turbo_quant_codes::largest_key_dim],
-                                    lanes (&sums)[Heads][vectors_at_once]) {
-    constexpr std::size_t block_tokens = turbo_quant_codes::block_tokens;
-    constexpr std::size_t sizes = std::size_t{1} << (Bits - 1);
-    lanes size[sizes];
-    for (std::size_t i = 0; i < sizes; ++i) {
-        size[i] = broadcast(levels[i]);
-    }
-    for (std::size_t first = 0; first < key_dim; first += 32) {
-        word_lanes word[vectors_at_once][Bits];
-        for (std::size_t v = 0; v < vectors_at_once; ++v) {
-            for (std::size_t b = 0; b < Bits; ++b) {
-                word[v][b] = load_words(at[v] + (first / 32 * planes + b) * block_tokens);
-            }
-        }
-        const std::size_t coordinates = (std::min)(std::size_t{32}, key_dim - first);
-        for (std::size_t c = 0; c < coordinates; ++c) {
-            const auto bit = static_cast<std::uint32_t>(1u << c);
-            const auto shift = static_cast<std::uint32_t>(31 - c);
-            lanes value[vectors_at_once];
-            for (std::size_t v = 0; v < vectors_at_once; ++v) {
-                int_lanes mask[Bits];
-                for (std::size_t b = 1; b < Bits; ++b) {
-                    mask[b - 1] = lanes_cast<int_lanes>((word[v][b] & bit) != 0u);
-                }
-                const word_lanes sign = (word[v][0] << shift) & 0x80000000u;
-                value[v] = lanes_cast<lanes>(lanes_cast<word_lanes>(level_of<Bits - 1>(size, mask)) ^ sign);
-            }
-            for (std::size_t h = 0; h < Heads; ++h) {
-                const lanes q = broadcast(query[h][first + c]);
-                for (std::size_t v = 0; v < vectors_at_once; ++v) {
-                    sums[h][v] += q * value[v];
-                }
-            }
-        }
-    }
-}
+inline constexpr float signs_of_bits[16] = {1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1};
 
 /// Logits of tokens first ... last-1, first a multiple of 16, for up to four heads.
 template <unsigned Bits, std::size_t Heads>
 void score_turbo_quant(const turbo_quant_codes& s, const turbo_quant_queries& q, float scale, std::size_t first,
                        std::size_t last, float* logits, std::ptrdiff_t stride) noexcept {
     constexpr std::size_t block_tokens = turbo_quant_codes::block_tokens;
-    constexpr float one = 1;
     for (std::size_t token = first; token < last; token += vectors_at_once * lane_count) {
         const std::uint32_t* at[vectors_at_once];
         std::size_t start[vectors_at_once];
@@ -117,7 +89,7 @@ void score_turbo_quant(const turbo_quant_codes& s, const turbo_quant_queries& q,
         }
         lanes sums[Heads][vectors_at_once] = {};
         if constexpr (Bits > 0) {
-            add_levels<Bits>(at, s.planes, s.key_dim, s.levels, q.rotated, sums);
+            add_levels<Bits>(at, s.key_dim, s.levels, q.rotated, sums);
             for (std::size_t v = 0; v < vectors_at_once; ++v) {
                 const lanes norm = load(s.norm + start[v]);
                 for (std::size_t h = 0; h < Heads; ++h) {
@@ -128,9 +100,9 @@ void score_turbo_quant(const turbo_quant_codes& s, const turbo_quant_queries& q,
         if (s.projection) {
             lanes rest[Heads][vectors_at_once] = {};
             for (std::size_t v = 0; v < vectors_at_once; ++v) {
-                at[v] += Bits * block_tokens;
+                at[v] += s.level_words * block_tokens;
             }
-            add_levels<1>(at, s.planes, s.key_dim, &one, q.projected, rest);
+            add_levels<1>(at, s.key_dim, static_cast<const float*>(signs_of_bits), q.projected, rest);
             for (std::size_t v = 0; v < vectors_at_once; ++v) {
                 const lanes residual = load(s.residual + start[v]);
                 for (std::size_t h = 0; h < Heads; ++h) {

@@ -75,7 +75,8 @@ public:
         const bool projects = options.form == turbo_quant_form::inner_product;
         level_bits_ = projects ? options.bits - 1 : options.bits;
         padded_ = (options.key_dim + block - 1) / block * block;
-        words_ = options.bits * ((options.key_dim + 31) / 32);
+        level_words_ = (options.key_dim * level_bits_ + 31) / 32;
+        words_ = level_words_ + (projects ? (options.key_dim + 31) / 32 : 0);
         auto shared = std::make_shared<matrices>();
         shared->rotation = detail::haar_rotation(options.seed, options.key_dim, padded_);
         if (projects) {
@@ -87,6 +88,11 @@ public:
             const auto book = detail::lloyd_max_sphere(options.key_dim, std::size_t{1} << (level_bits_ - 1));
             shared->levels.assign(book.levels.begin(), book.levels.end());
             shared->distortion = book.distortion;
+            for (std::size_t i = 0; i < 16; ++i) {
+                const std::size_t code = i % (2 * book.levels.size());
+                const float size = shared->levels[code % book.levels.size()];
+                shared->table[i] = code < book.levels.size() ? size : -size;
+            }
         }
         shared_ = std::move(shared);
     }
@@ -162,9 +168,9 @@ public:
     /// Tokens held.
     [[nodiscard]] std::size_t size() const noexcept { return tokens_; }
 
-    /// Memory that stands in for the keys: a token's code, each plane of bits rounded up to 32, and one float, or two
-    /// with a projection. Not counted: the padding to 16 tokens; rotation and projection (4 key_dim^2 bytes each,
-    /// shared by all copies), which do not grow with the context.
+    /// Memory that stands in for the keys: a token's code, levels and signs rounded up to 32 bits each, and one float,
+    /// or two with a projection. Not counted: the padding to 16 tokens; rotation and projection (4 key_dim^2 bytes
+    /// each, shared by all copies), which do not grow with the context.
     [[nodiscard]] std::size_t bytes() const noexcept { return tokens_ * token_bytes(); }
 
     /// bytes() a token: key_dim 128, 1 ... 4 bits: 20, 36, 52, 68, and 4 more with a projection.
@@ -176,7 +182,7 @@ public:
     [[nodiscard]] turbo_quant_codes codes() const noexcept {
         turbo_quant_codes s;
         s.rotation = shared_->rotation.data();
-        s.levels = shared_->levels.data();
+        s.levels = shared_->table;
         s.codes = codes_.data();
         s.norm = norm_.data();
         if (projects()) {
@@ -186,8 +192,8 @@ public:
         s.tokens = tokens_;
         s.key_dim = options_.key_dim;
         s.padded_channels = padded_;
+        s.level_words = level_words_;
         s.words = words_;
-        s.planes = options_.bits;
         s.bits = level_bits_;
         return s;
     }
@@ -199,6 +205,7 @@ private:
         std::vector<float> rotation;
         std::vector<float> projection;
         std::vector<float> levels;
+        alignas(64) float table[16] = {};
         double distortion = 1;
     };
 
@@ -272,8 +279,7 @@ private:
         }
         detail::rotate(shared_->projection.data(), d, padded_, direction, rotated);
         for (std::size_t c = 0; c < d; ++c) {
-            *word_of(token, c / 32 * options_.bits + level_bits_) |= static_cast<std::uint32_t>(rotated[c] < 0)
-                                                                     << c % 32;
+            *word_of(token, level_words_ + c / 32) |= static_cast<std::uint32_t>(rotated[c] < 0) << c % 32;
         }
         residual_[token] = static_cast<float>(norm * std::sqrt(rest * std::numbers::pi / 2) / static_cast<double>(d));
     }
@@ -287,10 +293,11 @@ private:
                size >= (static_cast<double>(levels[index]) + static_cast<double>(levels[index + 1])) / 2) {
             ++index;
         }
-        const std::size_t word = c / 32 * options_.bits;
-        *word_of(token, word) |= static_cast<std::uint32_t>(y < 0) << c % 32;
-        for (unsigned b = 1; b < level_bits_; ++b) {
-            *word_of(token, word + b) |= static_cast<std::uint32_t>(index >> (b - 1) & 1u) << c % 32;
+        const auto code = static_cast<std::uint32_t>(y < 0 ? levels.size() + index : index);
+        const std::size_t bit = c * level_bits_;
+        *word_of(token, bit / 32) |= code << bit % 32;
+        if (bit % 32 + level_bits_ > 32) {
+            *word_of(token, bit / 32 + 1) |= code >> (32 - bit % 32);
         }
         const auto level = static_cast<double>(levels[index]);
         return y < 0 ? y + level : y - level;
@@ -299,6 +306,7 @@ private:
     turbo_quant_options options_;
     unsigned level_bits_ = 0;
     std::size_t padded_ = 0;
+    std::size_t level_words_ = 0;
     std::size_t words_ = 0;
     std::shared_ptr<const matrices> shared_;
     std::vector<std::uint32_t> codes_;

@@ -53,6 +53,13 @@
 #include "verkv/attend/attend.hpp"
 #include "verkv/attend/merge.hpp"
 
+#include "verkv/baseline/clt_budget.hpp"
+#include "verkv/baseline/priority_sampling.hpp"
+#include "verkv/baseline/selection.hpp"
+#include "verkv/baseline/top_k_attention.hpp"
+#include "verkv/baseline/uniform_clt.hpp"
+#include "verkv/baseline/uniform_clt_public.hpp"
+
 #include "verkv/cpu/executor.hpp"
 #include "verkv/cpu/lanes.hpp"
 #include "verkv/cpu/mass_blocks.hpp"

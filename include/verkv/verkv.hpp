@@ -54,6 +54,8 @@
 #include "verkv/attend/merge.hpp"
 
 #include "verkv/baseline/clt_budget.hpp"
+#include "verkv/baseline/cluster_estimate.hpp"
+#include "verkv/baseline/key_clusters.hpp"
 #include "verkv/baseline/priority_sampling.hpp"
 #include "verkv/baseline/selection.hpp"
 #include "verkv/baseline/top_k_attention.hpp"

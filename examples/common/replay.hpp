@@ -9,13 +9,16 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "choices.hpp"
+#include "common/choices.hpp"
+#include "common/combination.hpp"
+#include "common/registry.hpp"
 #include "common/trace.hpp"
-#include "result.hpp"
-#include "settings.hpp"
 #include "verkv/verkv.hpp"
+
+namespace example {
 
 inline double median(std::vector<double> x) {
     if (x.empty()) {
@@ -26,6 +29,17 @@ inline double median(std::vector<double> x) {
     return *middle;
 }
 
+/// The element below which a share q of them lies: the ceil(q n)-th smallest; 0 for none.
+inline double quantile(std::vector<double> x, double q) {
+    if (x.empty()) {
+        return 0;
+    }
+    const double rank = std::ceil(q * static_cast<double>(x.size()));
+    const auto at = x.begin() + static_cast<std::ptrdiff_t>(std::clamp(rank, 1.0, static_cast<double>(x.size()))) - 1;
+    std::nth_element(x.begin(), at, x.end());
+    return *at;
+}
+
 /// Dense attention of the decode steps: what every estimate is compared with, and how long it takes.
 struct truth {
     std::vector<float> output;  // [step, query head, value_dim]
@@ -34,7 +48,7 @@ struct truth {
 };
 
 template <class T>
-truth dense_truth(const example::trace<T>& t, std::span<const std::size_t> steps) {
+truth dense_truth(const trace<T>& t, std::span<const std::size_t> steps) {
     using namespace verkv;
     const geometry& shape = t.shape;
     const std::size_t group = shape.group();
@@ -76,33 +90,64 @@ truth dense_truth(const example::trace<T>& t, std::span<const std::size_t> steps
     return result;
 }
 
-/// Importance of the prompt's tokens for each KV head, by the scorer of the settings.
+/// Exact attention that each query head gives each token: e^(s - lse), [step * query_heads + head][token].
+using attention_shares = std::vector<std::vector<float>>;
+
 template <class T>
-std::vector<std::vector<float>> importance_of(const example::trace<T>& t, const settings& s) {
+attention_shares exact_shares(const trace<T>& t, std::span<const std::size_t> steps, const truth& dense) {
+    const verkv::geometry& shape = t.shape;
+    attention_shares shares;
+    std::vector<float> query(shape.key_dim);
+    for (std::size_t s = 0; s < steps.size(); ++s) {
+        const auto n = static_cast<std::size_t>(t.decode_position(steps[s])) + 1;
+        for (std::size_t h = 0; h < shape.query_heads; ++h) {
+            const T* q = t.queries().row(t.decode_row(steps[s]), h);
+            std::transform(q, q + shape.key_dim, query.begin(), [](T x) { return verkv::to_float(x); });
+            std::vector<float> share(n);
+            score_rows(verkv::cpu{}, verkv::contiguous_rows(std::span<const float>(query), shape.key_dim),
+                       shape.logit_scale(), t.keys().head(h / shape.group()).slice(0, n),
+                       verkv::matrix_of(std::span(share), 1, n));
+            for (float& x : share) {
+                x = std::exp(x - dense.lse[s * shape.query_heads + h]);
+            }
+            shares.push_back(std::move(share));
+        }
+    }
+    return shares;
+}
+
+/// ||o^ - o|| / ||o|| for a head of a step.
+template <class T>
+double output_error(const trace<T>& t, const truth& dense, std::size_t step, std::size_t head, const float* output) {
+    const float* exact = dense.output.data() + (step * t.shape.query_heads + head) * t.shape.value_dim;
+    double difference = 0;
+    double norm = 0;
+    for (std::size_t c = 0; c < t.shape.value_dim; ++c) {
+        const auto o = static_cast<double>(exact[c]);
+        const double d = static_cast<double>(output[c]) - o;
+        difference += d * d;
+        norm += o * o;
+    }
+    return norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
+}
+
+/// Importance of the prompt's tokens for each KV head, by the scorer of a name.
+template <class T>
+std::vector<std::vector<float>> importance_of(const trace<T>& t, std::string_view scorer) {
     std::vector<std::size_t> kept(t.first_decode_row());
     std::iota(kept.begin(), kept.end(), std::size_t{0});
-    const auto prompt = example::prompt_of(t, kept);
+    const auto prompt = prompt_of(t, kept);
+    const chosen_scorer chosen(scorer);
     std::vector<std::vector<float>> scores(t.shape.kv_heads, std::vector<float>(t.prefill_tokens));
-    const auto score = [&](const auto& scorer) {
-        for (std::size_t h = 0; h < t.shape.kv_heads; ++h) {
-            scorer.score(verkv::cpu{}, prompt.view(), h, std::span<float>(scores[h]));
-        }
-    };
-    if (s.scorer == "largest-attention") {
-        score(verkv::largest_attention{});
-    } else if (s.scorer == "snapkv") {
-        score(verkv::make_snapkv());
-    } else if (s.scorer == "streaming-llm") {
-        score(verkv::streaming_llm{});
-    } else {
-        score(verkv::key_norm{});
+    for (std::size_t h = 0; h < t.shape.kv_heads; ++h) {
+        chosen.score(verkv::cpu{}, prompt.view(), h, std::span<float>(scores[h]));
     }
     return scores;
 }
 
 /// A cache for one combination of choices.
 template <class T, class Sketch, class Target>
-auto make_cache(const example::trace<T>& t, const settings& s, std::size_t requests, std::size_t tokens,
+auto make_cache(const trace<T>& t, const replay_options& s, std::size_t requests, std::size_t tokens,
                 const Sketch& sketch, const Target& target, const combination& choice, verkv::executor* threads) {
     const verkv::cache_config config{.shape = t.shape,
                                      .layer = t.layer,
@@ -119,7 +164,7 @@ auto make_cache(const example::trace<T>& t, const settings& s, std::size_t reque
 /// Decodes once on the first tokens of the prompt, so that what a combination cannot do is known before anything is
 /// computed. Throws what compressing and decoding throw.
 template <class T, class Sketch, class Target>
-void try_out(const example::trace<T>& t, const settings& s, const Sketch& sketch, const Target& target,
+void try_out(const trace<T>& t, const replay_options& s, const Sketch& sketch, const Target& target,
              const combination& choice) {
     using namespace verkv;
     const std::size_t tokens = (std::min)(t.prefill_tokens, std::size_t{64});
@@ -136,22 +181,25 @@ void try_out(const example::trace<T>& t, const settings& s, const Sketch& sketch
     }
 }
 
-/// Runs one combination of choices: a result for each epsilon.
+/// Runs one combination of choices: a result for each epsilon. With `exact`, results say how much attention the
+/// resident tokens have.
 template <class T, class Sketch, class Target>
-std::vector<result> replay(const example::trace<T>& t, const settings& s, const truth& dense,
-                           std::span<const std::size_t> steps, const std::vector<std::vector<float>>& importance,
-                           const Sketch& sketch, const Target& target, const combination& choice,
-                           verkv::executor* threads) {
+std::vector<replay_result> replay(const trace<T>& t, const replay_options& s, const truth& dense,
+                                  std::span<const std::size_t> steps, const std::vector<std::vector<float>>& importance,
+                                  const Sketch& sketch, const Target& target, const combination& choice,
+                                  verkv::executor* threads, const attention_shares* exact = nullptr) {
     using namespace verkv;
     const geometry& shape = t.shape;
     const std::size_t requests = s.epsilon.size();
     auto cache = make_cache(t, s, requests, t.tokens, sketch, target, choice, threads);
 
-    std::vector<result> results(requests);
+    std::vector<replay_result> results(requests);
     struct times {
         std::vector<double> sketch, decide, fetch, attend;
     };
     std::vector<times> seconds(requests);
+    std::vector<std::vector<double>> errors(requests);
+    double resident_attention = exact == nullptr ? std::numeric_limits<double>::quiet_NaN() : 0;
     std::vector<position_t> positions(t.tokens);
     std::iota(positions.begin(), positions.end(), position_t{0});
     std::vector<std::span<const float>> per_head(importance.begin(), importance.end());
@@ -179,7 +227,7 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
                 const rows<T> queries = t.queries().token(t.decode_row(steps[step]));
                 const decode_item<T> item{ids[e], queries, output, lse};
                 const step_report& report = cache.decode(item, {s.epsilon[e], s.delta});
-                result& r = results[e];
+                replay_result& r = results[e];
                 const double context = static_cast<double>(n);
                 for (std::size_t h = 0; h < shape.kv_heads; ++h) {
                     const kv_head_report& head = report.kv_head(0, h);
@@ -195,15 +243,7 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
                 for (std::size_t h = 0; h < shape.query_heads; ++h) {
                     const query_head_report& head = report.query_head(0, h);
                     const std::size_t at = step * shape.query_heads + h;
-                    double difference = 0;
-                    double norm = 0;
-                    for (std::size_t c = 0; c < shape.value_dim; ++c) {
-                        const auto exact_o = static_cast<double>(dense.output[at * shape.value_dim + c]);
-                        const double d = static_cast<double>(output[h * shape.value_dim + c]) - exact_o;
-                        difference += d * d;
-                        norm += exact_o * exact_o;
-                    }
-                    const double output_error = norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
+                    const double error = output_error(t, dense, step, h, output.data() + h * shape.value_dim);
                     const double denominator_error =
                         std::fabs(std::expm1(head.denominator_lse - static_cast<double>(dense.lse[at])));
                     ++r.decisions;
@@ -211,11 +251,20 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
                     r.rows_read_per_query_head += head.rows_planned / context;
                     // Written so that NaN counts as a failure.
                     r.failures_denominator += !(denominator_error <= s.epsilon[e]);
-                    r.failures_output += !(output_error <= s.epsilon[e]);
+                    r.failures_output += !(error <= s.epsilon[e]);
                     r.mean_denominator_error += denominator_error;
-                    r.mean_output_error += output_error;
+                    r.mean_output_error += error;
+                    errors[e].push_back(error);
                     r.mean_certificate += head.certificate_after;
                     r.mean_certificate_observed += head.certificate_observed;
+                }
+            }
+            for (std::size_t h = 0; h < shape.query_heads && exact != nullptr; ++h) {
+                const std::vector<float>& share = (*exact)[step * shape.query_heads + h];
+                for (std::size_t i = 0; i < n; ++i) {
+                    if (cache.resident(ids[0], h / shape.group(), static_cast<token_index>(i))) {
+                        resident_attention += static_cast<double>(share[i]);
+                    }
                 }
             }
             have = n;
@@ -223,20 +272,25 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
         if (draw + 1 == s.redraws) {
             const double cache_bytes =
                 static_cast<double>(t.prefill_tokens * (shape.key_dim + shape.value_dim) * sizeof(T));
+            double bytes = 0;
             for (std::size_t h = 0; h < shape.kv_heads; ++h) {
-                results[0].sketch_bytes_share += static_cast<double>(cache.sketch_of(ids[0], h).bytes()) / cache_bytes;
+                bytes += static_cast<double>(cache.sketch_of(ids[0], h).bytes()) / static_cast<double>(shape.kv_heads);
             }
-            results[0].sketch_bytes_share /= static_cast<double>(shape.kv_heads);
+            results[0].sketch_bytes_share = bytes / cache_bytes;
+            results[0].sketch_bytes_per_token = bytes / static_cast<double>(have);
         }
         for (const request_id id : ids) {
             cache.release(id);
         }
     }
     for (std::size_t e = 0; e < requests; ++e) {
-        result& r = results[e];
+        replay_result& r = results[e];
         r.epsilon = s.epsilon[e];
         r.choice = choice;
         r.sketch_bytes_share = results[0].sketch_bytes_share;
+        r.sketch_bytes_per_token = results[0].sketch_bytes_per_token;
+        r.p99_output_error = quantile(errors[e], 0.99);
+        r.resident_attention = resident_attention / static_cast<double>(s.redraws * steps.size() * shape.query_heads);
         const auto decisions = static_cast<double>(r.decisions);
         const double heads = decisions / static_cast<double>(shape.group());
         for (double* x :
@@ -260,3 +314,5 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
     }
     return results;
 }
+
+}  // namespace example

@@ -86,6 +86,15 @@
 #include "verkv/attend/attend_quantised.hpp"
 #include "verkv/attend/merge.hpp"
 
+#include "verkv/baseline/clt_budget.hpp"
+#include "verkv/baseline/cluster_estimate.hpp"
+#include "verkv/baseline/key_clusters.hpp"
+#include "verkv/baseline/priority_sampling.hpp"
+#include "verkv/baseline/selection.hpp"
+#include "verkv/baseline/top_k_attention.hpp"
+#include "verkv/baseline/uniform_clt.hpp"
+#include "verkv/baseline/uniform_clt_public.hpp"
+
 #include "verkv/cpu/anchor_estimate.hpp"
 #include "verkv/cpu/blank_marked.hpp"
 #include "verkv/cpu/executor.hpp"

@@ -40,7 +40,8 @@ struct decode_item {
 };
 
 /// Memory of the caller's for a cache's rows: pinned, mapped, on another NUMA node. It outlives the cache. A span is
-/// rows * (key_dim + value_dim) elements, or empty: then the cache takes its own.
+/// rows * (key_dim + value_dim) elements, or empty: then the cache takes its own. Host and staging rows are a key
+/// followed by its value; of the resident rows all keys come first, then all values.
 template <class T>
 struct cache_memory {
     std::span<T> host = {};
@@ -83,7 +84,7 @@ public:
           target_(target),
           policies_((validate(policies), policies)),
           host_(pool(memory.host, config.host_rows, "host row")),
-          device_(pool(memory.resident, config.resident_rows, "resident row")),
+          device_(pool(memory.resident, config.resident_rows, "resident row", config.shape.key_dim)),
           staging_(
               pool(memory.staging,
                    detail::product("staging rows", config.max_requests, config.shape.kv_heads, config_.staging_rows),
@@ -180,7 +181,7 @@ public:
                 const row_id from = write_host_row(keys.row(i, h), values.row(i, h));
                 row_id to;
                 device_.allocate({&to, 1});
-                copy_row(device_.row(to), host_.row(from));
+                device_.write(to, host_.row(from));
                 r.heads[h].add_resident(from, to);
                 if (needs_values) {
                     r.heads[h].radius.back() = radius_of(values.row(i, h), r.heads[h].centre);
@@ -477,18 +478,17 @@ private:
         Sketch sketch;
     };
 
-    [[nodiscard]] row_pool<T> pool(std::span<T> memory, std::size_t rows, const char* name) const {
+    [[nodiscard]] row_pool<T> pool(std::span<T> memory, std::size_t rows, const char* name,
+                                   std::size_t split = 0) const {
         if (memory.empty()) {
-            return row_pool<T>(rows, row_width(), name);
+            return row_pool<T>(rows, row_width(), name, split);
         }
         detail::check(memory.size() == rows * row_width(), name, " memory has ", memory.size(), " elements; ", rows,
                       " rows of ", row_width(), " take ", rows * row_width());
-        return row_pool<T>(memory, row_width(), name);
+        return row_pool<T>(memory, row_width(), name, split);
     }
 
     [[nodiscard]] std::size_t row_width() const { return config_.shape.key_dim + config_.shape.value_dim; }
-
-    void copy_row(T* to, const T* from) const { std::memcpy(static_cast<void*>(to), from, row_width() * sizeof(T)); }
 
     row_id write_host_row(const T* key, const T* value) {
         row_id id;
@@ -734,7 +734,7 @@ private:
                 head.radius.assign(d.radius.begin(), d.radius.end());
             }
             for (std::size_t i = 0; i < d.sample.size(); ++i) {
-                copy_row(device_.row(d.rows[i]), host_.row(head.host[d.sample[i]]));
+                device_.write(d.rows[i], host_.row(head.host[d.sample[i]]));
             }
             head.sketch = std::move(d.sketch);
         });
@@ -831,7 +831,7 @@ private:
             auto& head = r.heads[h];
             for (std::size_t i = from; i < to; ++i) {
                 if (head.slot[i] != head.offloaded) {
-                    copy_row(device_.row(head.resident[head.slot[i]]), host_.row(head.host[i]));
+                    device_.write(head.resident[head.slot[i]], host_.row(head.host[i]));
                 }
             }
             head.staging.clear();

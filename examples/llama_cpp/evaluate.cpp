@@ -189,7 +189,7 @@ int run(const settings& s) {
     fmt::print("{} of {} layers answered by verkv{}{}.\n{}", verified, attention.layers(), verified > 0 ? ": " : "",
                attention.shapes(), attention.dense_layers());
     example::plot_figure figure;
-    for (const reading& r : readings) {
+    for (const example::reading& r : readings) {
         const std::string what = fmt::format(
             "{} tokens of prompt, {} of them read through verkv, then {} teacher-forced", s.prompt, r.reread, s.tokens);
         fmt::print("\n{}.\n", what);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <optional>
+#include <regex>
 #include <span>
 #include <string>
 #include <vector>
@@ -65,17 +66,18 @@ std::vector<example::method> methods_of(const settings& s) {
     all.sketch = "exact";
     all.kept = 1;
     methods.push_back({"all rows resident", all});
+    const std::regex only(s.only);
     for (const double kept : s.kept) {
         example::verification_choice c = s.common;
         c.kept = kept;
         for (example::method& m : example::all_methods(c)) {
-            if (s.only.empty() || m.name.find(s.only) != std::string::npos) {
+            if (std::regex_search(m.name, only)) {
                 methods.push_back(std::move(m));
             }
         }
     }
     if (methods.size() == 2) {
-        throw std::runtime_error("no method has \"" + s.only + "\" in its name");
+        throw std::runtime_error("no method's name matches " + s.only);
     }
     return methods;
 }
@@ -223,7 +225,7 @@ int main(int argc, char** argv) {
                          "last tokens of the prompt that are read through verkv too, one by one; they stay resident; a "
                          "table for each number");
     example::add_numbers(app, "--kept", s.kept, {0, 1, false, true}, "shares of the tokens that stay resident");
-    app.add_option("--only", s.only, "only methods whose name has this in it");
+    app.add_option("--only", s.only, "only methods whose name has a match of this regular expression");
     app.add_option("--csv", s.csv, "file for the table as CSV");
     app.add_option("--plot", s.plot, "file for KL against rows read, SVG");
     CLI11_PARSE(app, argc, argv);

@@ -192,7 +192,7 @@ verkv::rope_pair_sketch pairs(verkv::rope_pairing pairing = verkv::rope_pairing:
 
 std::size_t fetched(const outcome& o) {
     std::size_t sum = 0;
-    for (std::size_t i = 2; i < o.counts.size(); i += 7) {
+    for (std::size_t i = 2; i < o.counts.size(); i += 8) {
         sum += o.counts[i];
     }
     return sum;
@@ -200,7 +200,7 @@ std::size_t fetched(const outcome& o) {
 
 std::size_t rounds(const outcome& o) {
     std::size_t sum = 0;
-    for (std::size_t i = 4; i < o.counts.size(); i += 7) {
+    for (std::size_t i = 5; i < o.counts.size(); i += 8) {
         sum += o.counts[i];
     }
     return sum;

@@ -67,7 +67,7 @@ inline void print_table(const std::vector<result>& results) {
                  {"perplexity", alignment::right},
                  {"resident\n%", alignment::right},
                  {"rows\nread %", alignment::right},
-                 {"rows a\nhead's %", alignment::right},
+                 {"a head's\nrows %", alignment::right},
                  {"keys\nscored %", alignment::right},
                  {"sketch\n%", alignment::right},
                  {"output error\n%", alignment::right},
@@ -91,9 +91,9 @@ inline void print_table(const std::vector<result>& results) {
     fmt::print("{}", table.text());
     fmt::print(
         "KL: of the next token's distribution from dense, nats. Resident, rows read, keys scored: of the tokens, means "
-        "over\nlayers, KV heads and steps, of the layers that verkv answers. Rows a head's: those that a query head's "
-        "own plan uses\nbeside the resident ones. Sketch: its bytes, of those of all rows. Output error: of a query "
-        "head against the engine's\nown attention at the same step. ms: the engine and verkv, one token at a time.\n");
+        "over\nlayers, KV heads and steps, of the layers that verkv answers. A head's rows: what a query head's own "
+        "plan uses beside\nthe resident ones. Sketch: its bytes, of those of all rows. Output error: of a query head "
+        "against the engine's own\nattention at the same step. ms: the engine and verkv, one token at a time.\n");
 }
 
 inline void write_csv(const std::string& file, const std::vector<reading>& readings) {

@@ -190,22 +190,17 @@ int run(const settings& s) {
     }
     fmt::print("{} of {} layers answered by verkv{}{}.\n{}", verified, attention.layers(), verified > 0 ? ": " : "",
                attention.shapes(), attention.dense_layers());
-    example::plot_figure figure;
     for (const example::reading& r : readings) {
-        const std::string what = fmt::format(
-            "{} tokens of prompt, {} of them read through verkv, then {} teacher-forced", s.prompt, r.reread, s.tokens);
-        fmt::print("\n{}.\n", what);
+        fmt::print("\n{} tokens of prompt, {} of them read through verkv, then {} teacher-forced.\n", s.prompt,
+                   r.reread, s.tokens);
         example::print_table(r.results);
-        figure.panels.push_back(
-            example::panel_of(r.results, r.reread == 0 ? "Prompt read densely"
-                                                       : fmt::format("Its last {} tokens through verkv", r.reread)));
     }
     if (!s.csv.empty()) {
         example::write_csv(s.csv, readings);
     }
     if (!s.plot.empty()) {
-        figure.title = fmt::format("{} + {} tokens, {} layers", s.prompt, s.tokens, verified);
-        example::write_svg(figure, s.plot);
+        const std::string title = fmt::format("{} + {} tokens, {} layers", s.prompt, s.tokens, verified);
+        example::write_svg(example::figure_of(readings, title), s.plot);
     }
     return 0;
 }

@@ -116,9 +116,14 @@ inline void write_csv(const std::string& file, const std::vector<reading>& readi
 }
 
 /// KL against rows read, a line for each method through its compressions; all rows resident is the floor.
-inline plot_panel panel_of(const std::vector<result>& results, const std::string& title) {
+inline plot_panel panel_of(const reading& read) {
+    const std::vector<result>& results = read.results;
     plot_panel panel;
-    panel.title = title;
+    panel.title =
+        read.reread == 0 ? "Prompt read densely" : fmt::format("Its last {} tokens through verkv", read.reread);
+    // Where points make no lines, no dashes tell a method from what it is with exact weights.
+    const bool lines = std::any_of(results.begin(), results.end(),
+                                   [&](const result& r) { return r.kept != 1 && r.kept != results.back().kept; });
     panel.x.title = "rows read for a KV head and step, % of the context";
     panel.x.logarithmic = panel.x.percent = true;
     panel.y.title = "mean KL of the next token from dense";
@@ -136,13 +141,40 @@ inline plot_panel panel_of(const std::vector<result>& results, const std::string
         if (at == panel.series.end()) {
             at = panel.series.emplace(panel.series.end());
             at->name = r.name;
-            at->colour_key = r.kind;
-            at->dash_key = r.sketch;
+            if (lines) {
+                at->colour_key = r.kind;
+                at->dash_key = r.sketch;
+            }
         }
         at->x.push_back(r.of_kv_heads(r.totals.fetched));
         at->y.push_back(r.mean_divergence());
     }
     return panel;
+}
+
+/// A panel for each reading, with the same axes.
+inline plot_figure figure_of(const std::vector<reading>& readings, const std::string& title) {
+    plot_figure figure;
+    figure.title = title;
+    const auto include = [](plot_axis& axis, double v) {
+        if (v > 0) {
+            axis.low = (std::min)(axis.low.value_or(v), v / 1.5);
+            axis.high = (std::max)(axis.high.value_or(v), v * 1.5);
+        }
+    };
+    plot_axis x, y;
+    for (const reading& read : readings) {
+        figure.panels.push_back(panel_of(read));
+        for (const result& r : read.results) {
+            include(x, r.of_kv_heads(r.totals.fetched));
+            include(y, r.mean_divergence());
+        }
+    }
+    for (plot_panel& panel : figure.panels) {
+        panel.x.low = x.low, panel.x.high = x.high;
+        panel.y.low = y.low, panel.y.high = y.high;
+    }
+    return figure;
 }
 
 }  // namespace example

@@ -53,6 +53,46 @@ TEST_CASE("store: a fresh pool hands out neighbours, then what came back last") 
     CHECK(take(pool, 0).empty());
 }
 
+TEST_CASE("store: split rows lie apart: the first channels of all of them, then the others") {
+    std::vector<float> memory(4 * 5, -1.0f);
+    for (const std::size_t split : {0u, 1u, 3u, 4u}) {
+        verkv::row_pool<float> pool(std::span<float>(memory), 5, "test", split);
+        const auto ids = take(pool, 4);
+        for (const row_id id : ids) {
+            std::vector<float> row(5);
+            std::iota(row.begin(), row.end(), 10.0f * static_cast<float>(id));
+            pool.write(id, row.data());
+        }
+        const std::vector<row_id> some{2, 0, 3};
+        for (std::size_t first = 0; first < 5; ++first) {
+            for (std::size_t width = 0; first + width <= 5; ++width) {
+                CAPTURE(split, first, width);
+                if (first < split && first + width > split) {
+                    CHECK(refused([&] { (void)pool.view(some, first, width); }, {"test", "split at"}));
+                    continue;
+                }
+                const auto rows = pool.view(some, first, width);
+                bool right = rows.count == 3 && rows.width == width;
+                for (std::size_t i = 0; i < 3; ++i) {
+                    for (std::size_t c = 0; c < width; ++c) {
+                        right = right && rows[i][c] == static_cast<float>(10 * some[i] + first + c);
+                    }
+                }
+                CHECK(right);
+            }
+        }
+        CHECK(memory[1] == (split == 1 ? 10.0f : 1.0f));  // where the second row begins, if the first channel is alone
+        if (split > 0) {
+            CHECK(refused([&] { (void)pool.row(1); }, {"test", "row 1", "split at"}));
+        } else {
+            CHECK(pool.row(1)[0] == 10.0f);
+        }
+        CHECK(refused([&] { pool.write(4, memory.data()); }, {"test", "row 4 of 4"}));
+    }
+    CHECK(refused([] { verkv::row_pool<float>(3, 5, "test", 5); }, {"test", "width 5", "split at 5"}));
+    CHECK(refused([&] { verkv::row_pool<float>(std::span(memory), 5, "test", 6); }, {"width 5", "split at 6"}));
+}
+
 TEST_CASE("store: a pool refuses and stays as it was") {
     verkv::row_pool<float> pool(4, 2, "test");
     const auto ids = take(pool, 3);

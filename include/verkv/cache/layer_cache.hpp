@@ -40,7 +40,8 @@ struct decode_item {
 };
 
 /// Memory of the caller's for a cache's rows: pinned, mapped, on another NUMA node. It outlives the cache. A span is
-/// rows * (key_dim + value_dim) elements, or empty: then the cache takes its own.
+/// rows * (key_dim + value_dim) elements, or empty: then the cache takes its own. Host and staging rows are a key
+/// followed by its value; of the resident rows all keys come first, then all values.
 template <class T>
 struct cache_memory {
     std::span<T> host = {};
@@ -52,6 +53,7 @@ struct cache_memory {
 struct compression {
     budget kept = budget::fraction(1.0 / 16).at_least(256);  ///< resident rows of a KV head, fixed ones included
     windows fixed = {};                                      ///< sink and local tokens, resident by position
+    std::span<const budget> of_heads = {};  ///< a budget for each KV head in place of kept (sample/allocation.hpp)
 };
 
 /// The cache of one layer: resident cells, host rows and staging of many requests, and the step that decodes with them.
@@ -82,7 +84,7 @@ public:
           target_(target),
           policies_((validate(policies), policies)),
           host_(pool(memory.host, config.host_rows, "host row")),
-          device_(pool(memory.resident, config.resident_rows, "resident row")),
+          device_(pool(memory.resident, config.resident_rows, "resident row", config.shape.key_dim)),
           staging_(
               pool(memory.staging,
                    detail::product("staging rows", config.max_requests, config.shape.kv_heads, config_.staging_rows),
@@ -179,7 +181,7 @@ public:
                 const row_id from = write_host_row(keys.row(i, h), values.row(i, h));
                 row_id to;
                 device_.allocate({&to, 1});
-                copy_row(device_.row(to), host_.row(from));
+                device_.write(to, host_.row(from));
                 r.heads[h].add_resident(from, to);
                 if (needs_values) {
                     r.heads[h].radius.back() = radius_of(values.row(i, h), r.heads[h].centre);
@@ -192,15 +194,27 @@ public:
     /// PoissonComp [VerKV Algorithm 1]: scores all tokens of a request, draws the sample that stays resident, and
     /// sketches all keys. Called after prefill, and again from time to time for a long request: each call is a fresh,
     /// independent draw. queries [m, query_heads, key_dim] and query_positions [m]: what the scorer may look at (may be
-    /// empty, if it needs none). O(n log n) a KV head beside the scorer. Resident rows of the whole request may exceed
-    /// the budget's expectation by chance (Poisson sampling): a few times sqrt(kept n) spare rows a KV head suffice.
-    /// Throws what the scorer and inclusion_probabilities() throw, out_of_capacity when the sample does not fit.
-    template <class Scorer>
-    requires scorer<Scorer, Backend, T>
-    void compress(request_id id, const Scorer& scorer, const compression& how, heads_view<T> queries = {},
-                  std::span<const position_t> query_positions = {}) {
+    /// empty, if it needs none). extra: what else the scorer needs (core/prompt_inputs.hpp), in any order; it does not
+    /// compile without. A layer scorer is asked once, with all threads, any other for each KV head.
+    /// O(n log n) a KV head beside the scorer. Resident rows of the whole request may exceed the budget's expectation
+    /// by chance (Poisson sampling): a few times sqrt(kept n) spare rows a KV head suffice.
+    /// Throws what the scorer, inclusion_probabilities() and the inputs' validate() throw, invalid_argument for another
+    /// number of budgets than KV heads, out_of_capacity when the sample does not fit.
+    template <class Scorer, class... Inputs>
+    requires(prompt_input<Inputs, T>&&...) void compress(request_id id, const Scorer& scorer, const compression& how,
+                                                         heads_view<T> queries = {},
+                                                         std::span<const position_t> query_positions = {},
+                                                         const Inputs&... extra) {
+        using prompt_seen = prompt_with<T, Inputs...>;
+        require_needs<Scorer, prompt_seen>();
+        static_assert(!carries_needs_of<prompt_seen, Scorer> || verkv::scorer<Scorer, Backend, prompt_seen>,
+                      "compress() takes a scorer: score(exec, prompt, kv_head, out); over_group() makes one of a head "
+                      "scorer");
         request& r = at(id);
         const std::size_t n = r.positions.size();
+        const std::size_t heads = r.heads.size();
+        detail::check(how.of_heads.empty() || how.of_heads.size() == heads, how.of_heads.size(),
+                      " budgets were given; the layer has ", heads, " KV heads");
         std::vector<rows<T>> keys;
         std::vector<rows<T>> values;
         for (const auto& head : r.heads) {
@@ -211,16 +225,27 @@ public:
             queries.heads = config_.shape.query_heads;
             queries.width = config_.shape.key_dim;
         }
-        const prompt<T> seen{config_.shape, keys, values, r.positions, queries, query_positions};
+        const prompt_seen seen{prompt<T>{config_.shape, keys, values, r.positions, queries, query_positions}, extra...};
         validate(seen);
+        (validate(extra, seen), ...);
+        std::vector<float> scores;
+        if constexpr (layer_scorer<Scorer, Backend, prompt_seen>) {
+            scores.resize(heads * n);
+            scorer.score_layer(exec_, seen, matrix_of(std::span<float>(scores), heads, n));
+        }
         std::vector<draw> draws = blank_draws(r);
-        in_parallel(r.heads.size(), [&](std::size_t h, std::size_t, const Backend& exec) {
+        in_parallel(heads, [&](std::size_t h, std::size_t, const Backend& exec) {
             draw& d = draws[h];
             std::vector<float> importance(n);
-            scorer.score(exec, seen, h, std::span<float>(importance));
+            if constexpr (layer_scorer<Scorer, Backend, prompt_seen>) {
+                std::copy_n(scores.begin() + static_cast<std::ptrdiff_t>(h * n), n, importance.begin());
+            } else {
+                scorer.score(exec, seen, h, std::span<float>(importance));
+            }
             to_importance(exec, std::span<float>(importance));
             d.r.resize(n);
-            inclusion_probabilities(exec, importance, how.kept, how.fixed, d.r);
+            inclusion_probabilities(exec, importance, how.of_heads.empty() ? how.kept : how.of_heads[h], how.fixed,
+                                    d.r);
             poisson_draw(exec, d.r, r.positions, stream(r, h, r.draws), d.sample);
             note_values(r.heads[h], stream(r, h, r.draws), r.positions, false, d);
             d.sketch.fit(exec, keys[h]);
@@ -453,18 +478,17 @@ private:
         Sketch sketch;
     };
 
-    [[nodiscard]] row_pool<T> pool(std::span<T> memory, std::size_t rows, const char* name) const {
+    [[nodiscard]] row_pool<T> pool(std::span<T> memory, std::size_t rows, const char* name,
+                                   std::size_t split = 0) const {
         if (memory.empty()) {
-            return row_pool<T>(rows, row_width(), name);
+            return row_pool<T>(rows, row_width(), name, split);
         }
         detail::check(memory.size() == rows * row_width(), name, " memory has ", memory.size(), " elements; ", rows,
                       " rows of ", row_width(), " take ", rows * row_width());
-        return row_pool<T>(memory, row_width(), name);
+        return row_pool<T>(memory, row_width(), name, split);
     }
 
     [[nodiscard]] std::size_t row_width() const { return config_.shape.key_dim + config_.shape.value_dim; }
-
-    void copy_row(T* to, const T* from) const { std::memcpy(static_cast<void*>(to), from, row_width() * sizeof(T)); }
 
     row_id write_host_row(const T* key, const T* value) {
         row_id id;
@@ -710,7 +734,7 @@ private:
                 head.radius.assign(d.radius.begin(), d.radius.end());
             }
             for (std::size_t i = 0; i < d.sample.size(); ++i) {
-                copy_row(device_.row(d.rows[i]), host_.row(head.host[d.sample[i]]));
+                device_.write(d.rows[i], host_.row(head.host[d.sample[i]]));
             }
             head.sketch = std::move(d.sketch);
         });
@@ -807,7 +831,7 @@ private:
             auto& head = r.heads[h];
             for (std::size_t i = from; i < to; ++i) {
                 if (head.slot[i] != head.offloaded) {
-                    copy_row(device_.row(head.resident[head.slot[i]]), host_.row(head.host[i]));
+                    device_.write(head.resident[head.slot[i]], host_.row(head.host[i]));
                 }
             }
             head.staging.clear();

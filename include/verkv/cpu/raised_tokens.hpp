@@ -332,13 +332,14 @@ void pick_raised(std::span<const masses_view> m, std::span<const float> inverse,
     picked.seal(heads);
 }
 
-/// Moments of the picked tokens of a head that plans alone, at level kappa: odds' = min(o, kappa/x - 1) where that is
+/// Moments of the picked tokens as a head has them by itself, at level kappa: odds' = min(o, kappa/x - 1) where that is
 /// positive, x odds' = min(x o, kappa - x) without a division.
-inline bernstein_moments moments_at(const raised_tokens& picked, float kappa) {
+inline bernstein_moments moments_at(const raised_tokens& picked, std::size_t head, float kappa) {
     lanes top{};
+    const float* const mass = picked.mass(head);
     const double variance = blockwise_sum(
         picked.count(), [&](std::size_t i, std::size_t) __attribute__((always_inline)) {
-            const lanes x = load(picked.mass(0) + i);
+            const lanes x = load(mass + i);
             const lanes full = x * load(picked.odds() + i);
             const lanes room = kappa - x;
             const lanes lift = larger_of(room < full ? room : full, lanes{});
@@ -346,6 +347,29 @@ inline bernstein_moments moments_at(const raised_tokens& picked, float kappa) {
             return x * lift;
         });
     return {0, variance, static_cast<double>(largest(top))};
+}
+
+/// Puts the picked tokens of a head into bins: those that no level of the window raises into the first, with `rest`.
+template <class Bins>
+void add_to_bins(const raised_tokens& picked, std::size_t head, bernstein_moments rest, Bins& bins) {
+    const float floor = bins.edge(0);
+    const float* const mass = picked.mass(head);
+    const float* const odds = picked.odds();
+    lanes top{};
+    rest.variance += blockwise_sum(
+        picked.count(), [&](std::size_t i, std::size_t) __attribute__((always_inline)) {
+            const lanes x = load(mass + i);
+            const lanes o = load(odds + i);
+            const lanes up = x * o;
+            const int_lanes raised = x + up > floor;
+            for (std::uint32_t bits = bits_of(raised); bits != 0; bits &= bits - 1) {
+                const std::size_t at = i + static_cast<std::size_t>(std::countr_zero(bits));
+                bins.add(mass[at], odds[at]);
+            }
+            top = larger_of(masked(~raised, o > 0.0f ? larger_of(x, up) : lanes{}), top);
+            return masked(~raised, x * up);
+        });
+    bins.add_flat(rest.variance, larger(static_cast<double>(largest(top)), rest.largest));
 }
 
 /// Sets wish = combined x_h a_h, no more than 2^100.

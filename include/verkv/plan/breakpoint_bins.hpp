@@ -42,6 +42,9 @@ public:
         }
     }
 
+    /// The largest edge of any window that is <= x, a positive normal float.
+    [[nodiscard]] static float edge_below(float x) { return edge_of(key_of(x)); }
+
     /// Number of edges.
     [[nodiscard]] std::size_t edges() const { return count_; }
     /// Edge k, ascending.

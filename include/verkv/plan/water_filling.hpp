@@ -42,8 +42,13 @@ struct water_filling {
 
     /// Memory that is reused from step to step.
     struct workspace {
+        /// Where a head's level lies; tokens that no level from `floor` on raises need not be picked.
+        struct level_window {
+            float low, high, floor;
+        };
         detail::raised_tokens picked;
-        std::vector<float> inverse, multiplier, reach, trial;
+        std::vector<float> inverse, multiplier, reach, own, trial;
+        std::vector<level_window> levels;
         std::vector<typename Tail::summary> rest;
         std::vector<bernstein_moments> moments;
         std::vector<double> certificate;
@@ -60,9 +65,10 @@ struct water_filling {
         /// Makes plans of up to n tokens for a group of heads allocation-free.
         void reserve(std::size_t n, std::size_t heads = 1) {
             picked.reserve(n, heads);
-            for (auto* v : {&inverse, &multiplier, &reach, &trial}) {
+            for (auto* v : {&inverse, &multiplier, &reach, &own, &trial}) {
                 v->reserve(heads);
             }
+            levels.reserve(heads);
             rest.reserve(heads);
             moments.reserve(heads);
             certificate.reserve(heads);
@@ -76,39 +82,29 @@ struct water_filling {
     /// Throws invalid_argument when spans differ in length, the reference is out of range or the tolerance is.
     void plan(const cpu&, masses_view m, tolerance t, workspace& w, verkv::plan& out) const {
         validate(t);
-        const float inverse = detail::inverse_reference(m);
-        if (!solve(m, inverse, t, w, out)) {
+        if (!solve({&m, 1}, t, w, {&out, 1})) {
             detail::plan_without_moments(m, out);
             return;
         }
         write_own(static_cast<float>(out.level), w, out);
     }
 
-    /// The plans of the query heads of a group; `out` has one for each. As plan(), O(n heads); a joint plan reads 4
-    /// (heads + 1) bytes a token more. Throws as plan(), and for masses that differ in length.
+    /// The plans of the query heads of a group; `out` has one for each. As plan(), O(n heads): a joint plan reads the
+    /// masses of all heads once, and an eighth, 4 (heads + 1) bytes a token. Throws as plan(), and for masses that
+    /// differ in length.
     void plan_group(const cpu& exec, std::span<const masses_view> m, tolerance t, workspace& w,
                     std::span<verkv::plan> out) const {
         check_group(m, out.size());
-        const bool joint = group == group_plan::joint && m.size() > 1;
-        bool together = joint;
-        bool any = false;
-        for (std::size_t h = 0; h < m.size(); ++h) {
-            if (!joint) {
-                plan(exec, m[h], t, w, out[h]);
-                continue;
-            }
-            // The heads' own levels are where a joint plan starts; their entries are nobody's.
-            validate(t);
-            together = solve(m[h], detail::inverse_reference(m[h]), t, w, out[h]) && together;
-            any = any || out[h].level < static_cast<double>(unlimited);
-        }
-        if (together && any) {
+        validate(t);
+        bool together = group == group_plan::joint && m.size() > 1 && solve(m, t, w, out);
+        if (together && std::any_of(out.begin(), out.end(),
+                                    [](const verkv::plan& p) { return p.level < static_cast<double>(unlimited); })) {
             plan_jointly(m, t, w, out);
             // A tail that decides differently for the same tokens in other blocks: each head by itself holds.
             together = std::all_of(out.begin(), out.end(),
                                    [&](const verkv::plan& p) { return p.certificate_after < t.epsilon; });
         }
-        for (std::size_t h = 0; h < m.size() && joint && !together; ++h) {
+        for (std::size_t h = 0; h < m.size() && !together; ++h) {
             plan(exec, m[h], t, w, out[h]);
         }
     }
@@ -139,7 +135,7 @@ struct water_filling {
                 for (const float a : w.trial) {
                     w.multiplier.push_back(2 * a);
                 }
-                pick_group(m, w);
+                pick(m, w);
             }
             detail::set_wishes(w.picked, w.trial, detail::combine::root_sum_square);
             write_joint(m, 1, t, w, out);
@@ -151,7 +147,7 @@ struct water_filling {
             const auto kappa = static_cast<float>(level[h]);
             detail::pick_raised(m[h], detail::inverse_reference(m[h]), kappa / one_by_one, w.picked, w.rest[0]);
             out[h].level = level[h];
-            certify_own(m[h], kappa, t, w, out[h]);
+            certify_own(m[h], 0, kappa, t, w, out[h]);
             write_own(kappa, w, out[h]);
         }
     }
@@ -200,22 +196,22 @@ private:
         return rest;
     }
 
-    /// All of L at level kappa, for one head that plans alone.
-    static summary own_summary(const workspace& w, float kappa) {
+    /// All of L at level kappa, as a head would have it by itself.
+    static summary own_summary(const workspace& w, std::size_t head, float kappa) {
         if constexpr (plain) {
-            return with_moments(w.rest[0], detail::moments_at(w.picked, kappa));
+            return with_moments(w.rest[head], detail::moments_at(w.picked, head, kappa));
         } else {
             const auto k = static_cast<double>(kappa);
-            return with_picked(w.rest[0], w, 0, [&](std::size_t i) {
+            return with_picked(w.rest[head], w, head, [&](std::size_t i) {
                 return (std::min)(static_cast<double>(w.picked.odds()[i]),
-                                  k / static_cast<double>(w.picked.mass(0)[i]) - 1);
+                                  k / static_cast<double>(w.picked.mass(head)[i]) - 1);
             });
         }
     }
 
-    static bernstein_moments own_moments(const workspace& w, float kappa) {
-        bernstein_moments all = w.rest[0].moments();
-        return all += detail::moments_at(w.picked, kappa);
+    static bernstein_moments own_moments(const workspace& w, std::size_t head, float kappa) {
+        bernstein_moments all = w.rest[head].moments();
+        return all += detail::moments_at(w.picked, head, kappa);
     }
 
     /// Moments of all of L for the heads of a group when the picked tokens have r' = max(r, min(1, wish/factor)).
@@ -264,51 +260,65 @@ private:
 
     static float as_level(double x) { return static_cast<float>((std::clamp)(x, 0x1p-120, 0x1p100)); }
 
-    /// Finds kappa; leaves the picked tokens in w, certificates and level in `out`. False where masses are not finite.
-    bool solve(const masses_view& m, float inverse, tolerance t, workspace& w, verkv::plan& out) const {
-        out.clear();
-        out.level = static_cast<double>(unlimited);
-        w.rest.resize(1);
-        w.picked_for.clear();
+    /// Finds the level of each head by itself; leaves the tokens picked for all of them in w, certificates and levels
+    /// in `out`. False where masses are not finite.
+    bool solve(std::span<const masses_view> m, tolerance t, workspace& w, std::span<verkv::plan> out) const {
         const double log_term = t.log_term();
-        const double mass = m.total > 0 ? m.total / m.reference : detail::mass_of_candidates(m, inverse);
-        if (!std::isfinite(mass)) {
-            return false;
-        }
-        // V <= kappa sum m and b <= kappa: every kappa up to `low` certifies. None above `high` does that leaves a
-        // token between r and 1, b being kappa.
-        const float low = as_level(t.epsilon * t.epsilon / (2 * log_term * (mass + t.epsilon / 3)) * (1 - 0x1p-12));
-        const float high = larger(low, as_level(1.5 * t.epsilon / log_term));
-        // Tokens that no kappa above the floor raises are added up, not picked. A floor too high costs another pass.
-        float floor = guess_floor(m, inverse, t, low, high);
-        while (true) {
-            breakpoint_bins bins(floor, high);
-            detail::pick_raised(m, inverse, bins.edge(0), w.picked, w.rest[0]);
-            const bernstein_moments sample = own_moments(w, unlimited);
-            if (!std::isfinite(sample.variance) || !std::isfinite(sample.largest)) {
+        set_inverses(m, w);
+        w.multiplier.clear();
+        w.levels.clear();
+        for (std::size_t h = 0; h < m.size(); ++h) {
+            out[h].clear();
+            out[h].level = static_cast<double>(unlimited);
+            const double mass =
+                m[h].total > 0 ? m[h].total / m[h].reference : detail::mass_of_candidates(m[h], w.inverse[h]);
+            if (!std::isfinite(mass)) {
                 return false;
             }
-            out.variance = sample.variance;
-            out.certificate_before = out.certificate_after = certificate_of_sample(m, sample, t, w);
-            if (out.certificate_before < t.epsilon) {
-                return true;
-            }
-            if (floor <= low || bernstein_bound(own_moments(w, bins.edge(0)), log_term) < t.epsilon) {
-                const float kappa = find_level(m, inverse, bins, t, w);
-                settle(m, kappa, t, w, out);
-                return true;
-            }
-            floor = larger(low, floor * 0.25f);
+            // V <= kappa sum m and b <= kappa: every kappa up to `low` certifies. None above `high` does that leaves a
+            // token between r and 1, b being kappa.
+            const float low = as_level(t.epsilon * t.epsilon / (2 * log_term * (mass + t.epsilon / 3)) * (1 - 0x1p-12));
+            const float high = larger(low, as_level(1.5 * t.epsilon / log_term));
+            const float guess = guess_floor(m[h], w.inverse[h], t, low, high);
+            w.levels.push_back({low, high, breakpoint_bins::edge_below(guess)});
+            w.multiplier.push_back(1 / w.levels[h].floor);
         }
+        // Tokens that no level above a head's floor raises are added up, not picked. A floor too high costs a pass
+        // more.
+        for (bool picked = false; !picked;) {
+            pick(m, w);
+            picked = true;
+            for (std::size_t h = 0; h < m.size(); ++h) {
+                const bernstein_moments sample = own_moments(w, h, unlimited);
+                if (!std::isfinite(sample.variance) || !std::isfinite(sample.largest)) {
+                    return false;
+                }
+                out[h].variance = sample.variance;
+                out[h].certificate_before = out[h].certificate_after = certificate_of_sample(m[h], h, sample, t, w);
+                auto& [low, high, floor] = w.levels[h];
+                if (!(out[h].certificate_before < t.epsilon) && floor > low &&
+                    !(bernstein_bound(own_moments(w, h, floor), log_term) < t.epsilon)) {
+                    floor = breakpoint_bins::edge_below(larger(low, floor * 0.25f));
+                    w.multiplier[h] = 1 / floor;
+                    picked = false;
+                }
+            }
+        }
+        for (std::size_t h = 0; h < m.size(); ++h) {
+            if (!(out[h].certificate_before < t.epsilon)) {
+                settle(m[h], h, find_level(m, h, t, w), t, w, out[h]);
+            }
+        }
+        return true;
     }
 
     /// The certificate of the sample as it was drawn.
-    double certificate_of_sample(const masses_view& m, const bernstein_moments& sample, tolerance t,
+    double certificate_of_sample(const masses_view& m, std::size_t head, const bernstein_moments& sample, tolerance t,
                                  const workspace& w) const {
         if constexpr (plain) {
             return bernstein_bound(sample, t.log_term());
         } else {
-            return rule.bound(own_summary(w, unlimited), t.delta, m.space);
+            return rule.bound(own_summary(w, head, unlimited), t.delta, m.space);
         }
     }
 
@@ -340,42 +350,45 @@ private:
     }
 
     /// The largest kappa above the first edge that certifies, in whose bin the picked tokens are looked at again.
-    float find_level(const masses_view& m, float inverse, breakpoint_bins& bins, tolerance t, workspace& w) const {
+    float find_level(std::span<const masses_view> m, std::size_t head, tolerance t, workspace& w) const {
         const double log_term = t.log_term();
-        const auto certificate = [&](float kappa) { return bernstein_bound(own_moments(w, kappa), log_term); };
-        bins.add_flat(w.rest[0].moments().variance, w.rest[0].moments().largest);
-        for (std::size_t i = 0; i < w.picked.count(); ++i) {
-            bins.add(w.picked.mass(0)[i], w.picked.odds()[i]);
-        }
+        const auto certificate = [&](float kappa) { return bernstein_bound(own_moments(w, head, kappa), log_term); };
+        breakpoint_bins bins(w.levels[head].floor, w.levels[head].high);
+        detail::add_to_bins(w.picked, head, w.rest[head].moments(), bins);
         float kappa = bins.largest_certified(t.epsilon, log_term);
         if (!(kappa > 0) && certificate(bins.edge(0)) < t.epsilon) {
             kappa = bins.edge(0);  // by its own b; in the bins b = kappa
         }
         kappa = raise_smoothly(kappa, t.epsilon, certificate);
         if constexpr (!plain) {
-            kappa = raise(kappa, 1.5f, 0x1p-8f,
-                          [&](float k) { return rule.holds(own_summary(w, k), t.epsilon, t.delta, m.space); });
+            kappa = raise(kappa, 1.5f, 0x1p-8f, [&](float k) {
+                return rule.holds(own_summary(w, head, k), t.epsilon, t.delta, m[head].space);
+            });
         }
         if (!(kappa > 0)) {
             // epsilon is so small that no level in the reach of a float certifies: all of L is fetched.
             kappa = 0x1p-126f;
-            detail::pick_raised(m, inverse, 0, w.picked, w.rest[0]);
+            w.levels[head].floor = 0;
+            w.multiplier[head] = 1 / kappa;
+            pick(m, w);
         }
         return kappa;
     }
 
     /// Certifies the plan at kappa. What a tail's holds() accepts, its bound() may have above epsilon by a rounding.
-    void settle(const masses_view& m, float kappa, tolerance t, const workspace& w, verkv::plan& out) const {
-        certify_own(m, kappa, t, w, out);
+    void settle(const masses_view& m, std::size_t head, float kappa, tolerance t, const workspace& w,
+                verkv::plan& out) const {
+        certify_own(m, head, kappa, t, w, out);
         while (out.certificate_after >= t.epsilon && kappa > 0x1p-126f) {
             kappa *= 1 - 0x1p-10f;
-            certify_own(m, kappa, t, w, out);
+            certify_own(m, head, kappa, t, w, out);
         }
         out.level = static_cast<double>(kappa);
     }
 
-    void certify_own(const masses_view& m, float kappa, tolerance t, const workspace& w, verkv::plan& out) const {
-        const summary all = own_summary(w, kappa);
+    void certify_own(const masses_view& m, std::size_t head, float kappa, tolerance t, const workspace& w,
+                     verkv::plan& out) const {
+        const summary all = own_summary(w, head, kappa);
         out.certificate_after = rule.bound(all, t.delta, m.space);
         out.variance = all.moments().variance;
     }
@@ -457,48 +470,50 @@ private:
     }
 
     /// Picks what the multipliers raise. Wishes are set_wishes()'s to set.
-    void pick_group(std::span<const masses_view> m, workspace& w) const {
-        using detail::combine;
+    void pick(std::span<const masses_view> m, workspace& w) const {
         w.rest.resize(m.size());
         w.moments.resize(m.size());
         w.certificate.resize(m.size());
+        w.picked_for.clear();
+        if (m.size() == 1) {
+            detail::pick_raised(m[0], w.inverse[0], w.levels[0].floor, w.picked, w.rest[0]);
+            return;
+        }
         w.reach.assign(w.multiplier.begin(), w.multiplier.end());
         for (float& a : w.reach) {
             a *= one_by_one;
         }
         detail::pick_raised<summary>(m, w.inverse, w.reach, detail::combine::root_sum_square, w.picked, w.rest);
-        w.picked_for.clear();
         for (const masses_view& head : m) {
             w.picked_for.push_back(source_of(head));
         }
     }
 
+    /// One plan for all heads, from where each would be by itself.
     void plan_jointly(std::span<const masses_view> m, tolerance t, workspace& w, std::span<verkv::plan> out) const {
         using detail::combine;
-        set_inverses(m, w);
-        w.multiplier.clear();
+        w.own.clear();
         for (const verkv::plan& own : out) {
-            w.multiplier.push_back(static_cast<float>(1 / own.level));
+            w.own.push_back(static_cast<float>(1 / own.level));
         }
-        pick_group(m, w);
         const auto all_hold = [&](float factor) { return group_holds(m, factor, t, w); };
-        detail::set_wishes(w.picked, w.multiplier, combine::largest);
+        detail::set_wishes(w.picked, w.own, combine::largest);
         const double union_rows = detail::expected_rows(w.picked, 1);
-        w.trial.assign(w.multiplier.begin(), w.multiplier.end());
+        w.trial.assign(w.own.begin(), w.own.end());
         // A head with room to spare asks for less, down to nothing; none asks for more than when it was alone.
         for (int round = 0; round < 5; ++round) {
             detail::set_wishes(w.picked, w.trial, combine::root_sum_square);
             set_group_moments(w, 1);
             for (std::size_t h = 0; h < m.size(); ++h) {
                 const double share = bernstein_bound(w.moments[h], t.log_term()) / t.epsilon;
-                w.trial[h] = smaller(w.trial[h] * static_cast<float>((std::clamp)(share, 0.25, 4.0)), w.multiplier[h]);
+                w.trial[h] = smaller(w.trial[h] * static_cast<float>((std::clamp)(share, 0.25, 4.0)), w.own[h]);
             }
         }
         detail::set_wishes(w.picked, w.trial, combine::root_sum_square);
         // Where that was too little: back towards the heads' own levels, no further, as what they raise is picked.
         for (int round = 0; round < 120 && !all_hold(1); ++round) {
             for (std::size_t h = 0; h < m.size(); ++h) {
-                w.trial[h] = smaller(w.trial[h] * 1.05f, w.multiplier[h]);
+                w.trial[h] = smaller(w.trial[h] * 1.05f, w.own[h]);
             }
             detail::set_wishes(w.picked, w.trial, combine::root_sum_square);
         }
@@ -512,7 +527,7 @@ private:
         };
         float factor = raise(holding(), 1.05f, 0x1p-8f, all_hold);
         if (detail::expected_rows(w.picked, factor) > union_rows) {
-            w.trial.assign(w.multiplier.begin(), w.multiplier.end());
+            w.trial.assign(w.own.begin(), w.own.end());
             detail::set_wishes(w.picked, w.trial, combine::largest);
             factor = raise(holding(), 1.1f, 0x1p-8f, all_hold);
         }

@@ -34,6 +34,8 @@ struct named_scorer {
     std::string_view name;
     Make make;  ///< () -> a scorer
 };
+template <class Make>
+named_scorer(std::string_view, Make) -> named_scorer<Make>;
 
 /// What sketches are made with.
 struct sketch_options {
@@ -52,6 +54,8 @@ struct named_sketch {
     unsigned uses;
     Make make;  ///< (const sketch_options&) -> a sketch
 };
+template <class Make>
+named_sketch(std::string_view, unsigned, Make) -> named_sketch<Make>;
 
 inline constexpr std::tuple scorers{
     named_scorer{"largest-attention", [] { return verkv::largest_attention{}; }},

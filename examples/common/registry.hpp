@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <numeric>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -16,15 +17,25 @@
 
 #include "verkv/core/concepts.hpp"
 #include "verkv/cpu/executor.hpp"
+#include "verkv/score/accumulated_attention.hpp"
+#include "verkv/score/anchor_coverage.hpp"
 #include "verkv/score/key_norm.hpp"
 #include "verkv/score/largest_attention.hpp"
+#include "verkv/score/mean_attention.hpp"
+#include "verkv/score/non_causal_attention.hpp"
 #include "verkv/score/snapkv.hpp"
 #include "verkv/score/streaming_llm.hpp"
+#include "verkv/score/tova.hpp"
+#include "verkv/sketch/anchors.hpp"
 #include "verkv/sketch/exact.hpp"
+#include "verkv/sketch/low_rank.hpp"
 #include "verkv/sketch/per_channel.hpp"
+#include "verkv/sketch/product_quantised.hpp"
 #include "verkv/sketch/quest_pages.hpp"
 #include "verkv/sketch/rope_pairs.hpp"
 #include "verkv/sketch/rotated.hpp"
+#include "verkv/sketch/spans.hpp"
+#include "verkv/sketch/turbo_quant.hpp"
 
 namespace example {
 
@@ -60,6 +71,11 @@ named_sketch(std::string_view, unsigned, Make) -> named_sketch<Make>;
 inline constexpr std::tuple scorers{
     named_scorer{"largest-attention", [] { return verkv::largest_attention{}; }},
     named_scorer{"snapkv", [] { return verkv::make_snapkv(); }},
+    named_scorer{"tova", [] { return verkv::tova{}; }},
+    named_scorer{"h2o", [] { return verkv::make_h2o(); }},
+    named_scorer{"mean-attention", [] { return verkv::mean_attention{}; }},
+    named_scorer{"non-causal", [] { return verkv::non_causal_attention{}; }},
+    named_scorer{"anchor-coverage", [] { return verkv::anchor_coverage{}; }},
     named_scorer{"streaming-llm", [] { return verkv::streaming_llm{}; }},
     named_scorer{"key-norm", [] { return verkv::key_norm{}; }},
 };
@@ -79,6 +95,22 @@ inline constexpr std::tuple sketches{
                  [](const sketch_options& o) { return verkv::rotated_sketch({.key_dim = o.key_dim, .bits = o.bits}); }},
     named_sketch{"quest-pages", no_option,
                  [](const sketch_options& o) { return verkv::quest_page_sketch({.key_dim = o.key_dim}); }},
+    named_sketch{
+        "turbo-quant", uses_bits,
+        [](const sketch_options& o) { return verkv::turbo_quant_sketch({.key_dim = o.key_dim, .bits = o.bits}); }},
+    named_sketch{"anchors", uses_bits,
+                 [](const sketch_options& o) { return verkv::anchor_sketch({.key_dim = o.key_dim, .bits = o.bits}); }},
+    named_sketch{"low-rank", no_option,
+                 [](const sketch_options& o) {
+                     return verkv::low_rank_sketch({.key_dim = o.key_dim, .rank = (o.key_dim + 3) / 4});
+                 }},
+    named_sketch{"product-quantised", no_option,
+                 [](const sketch_options& o) {
+                     return verkv::product_quantised_sketch(
+                         {.key_dim = o.key_dim, .subspaces = std::gcd(o.key_dim, std::size_t{16})});
+                 }},
+    named_sketch{"spans", no_option,
+                 [](const sketch_options& o) { return verkv::span_sketch({.key_dim = o.key_dim}); }},
 };
 
 /// The names of a list, in its order.

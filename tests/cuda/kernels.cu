@@ -21,8 +21,8 @@ auto launchers(kernel_list<Kernels...>) {
 
 }  // namespace
 
-// Has their addresses, so that they are there for other files.
-extern const std::size_t number_of_kernels;
-const std::size_t number_of_kernels = launchers(every_kernel()).size();
+// Not const, and everybody's: so the functions are there for other files.
+extern std::array<void (*)(), decltype(launchers(every_kernel()))().size()> kernel_launchers;
+std::array<void (*)(), decltype(launchers(every_kernel()))().size()> kernel_launchers = launchers(every_kernel());
 
 }  // namespace support

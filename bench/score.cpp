@@ -2,10 +2,24 @@
 #include <numeric>
 
 #include "common.hpp"
+#include "verkv/core/prompt_inputs.hpp"
+#include "verkv/sample/allocation.hpp"
+#include "verkv/score/accumulated_attention.hpp"
+#include "verkv/score/anchor_coverage.hpp"
+#include "verkv/score/compactor.hpp"
+#include "verkv/score/compress_kv.hpp"
+#include "verkv/score/eviction_error.hpp"
+#include "verkv/score/expected_attention.hpp"
 #include "verkv/score/key_norm.hpp"
+#include "verkv/score/kvzap.hpp"
+#include "verkv/score/kvzip.hpp"
 #include "verkv/score/largest_attention.hpp"
+#include "verkv/score/mean_attention.hpp"
+#include "verkv/score/sink_gate.hpp"
 #include "verkv/score/snapkv.hpp"
+#include "verkv/score/span_boundary.hpp"
 #include "verkv/score/streaming_llm.hpp"
+#include "verkv/score/tova.hpp"
 
 namespace {
 
@@ -45,9 +59,213 @@ void key_norm(benchmark::State& state) {
 void streaming_llm(benchmark::State& state) {
     score(state, verkv::streaming_llm{});
 }
+void tova(benchmark::State& state) {
+    score(state, verkv::tova{});
+}
+void mean_attention(benchmark::State& state) {
+    score(state, verkv::mean_attention{});
+}
+void h2o(benchmark::State& state) {
+    score(state, verkv::make_h2o());
+}
+void expected_attention(benchmark::State& state) {
+    score(state, verkv::expected_attention{verkv::rope::plain(128)});
+}
+
+// A second pass that repeats chunks of 1,024 tokens, with its own 1,024 keys each.
+void kvzip(benchmark::State& state) {
+    using verkv::half;
+    const auto n = static_cast<std::size_t>(state.range(0));
+    constexpr std::size_t width = 128, group = 4, chunk = 1024;
+    const auto keys = random_rows<half>(n * width);
+    const auto queries = random_rows<half>(n * group * width);
+    std::vector<verkv::position_t> positions(n);
+    std::iota(positions.begin(), positions.end(), 0);
+    std::vector<verkv::repeat_chunk> chunks;
+    for (std::size_t first = 0; first < n; first += chunk) {
+        chunks.push_back({first, chunk, first, chunk});
+    }
+    const verkv::rows<half> rows = verkv::contiguous_rows(std::span<const half>(keys), width);
+    const verkv::prompt_with<half, verkv::repeat_pass<half>> prompt{
+        verkv::prompt<half>{{group, 1, width, width, 0}, {&rows, 1}, {&rows, 1}, positions, {}, {}},
+        {chunks, verkv::heads_of(std::span<const half>(queries), n, group, width), {&rows, 1}, 0, {}}};
+    std::vector<float> out(n);
+    for (auto _ : state) {
+        verkv::kvzip{}.score(verkv::cpu{}, prompt, 0, std::span<float>(out));
+        benchmark::ClobberMemory();
+    }
+    declare(state, 2 * keys.size() * sizeof(half), n);
+}
+
+// One cut through the scores of eight heads.
+void global_budgets(benchmark::State& state) {
+    const auto n = static_cast<std::size_t>(state.range(0));
+    constexpr std::size_t heads = 8;
+    std::vector<float> scores(heads * n);
+    normals normal;
+    for (float& x : scores) {
+        x = std::exp(3 * normal());
+    }
+    const auto table = verkv::matrix_of(std::span<const float>(scores), heads, n);
+    for (auto _ : state) {
+        benchmark::DoNotOptimize(verkv::global_budgets(table, verkv::budget::fraction(1.0 / 16), {64, 64}));
+    }
+    declare(state, scores.size() * sizeof(float), n);
+}
 BENCHMARK(largest_attention)->Apply(token_axes)->Unit(benchmark::kMillisecond);
 BENCHMARK(snapkv)->Apply(token_axes)->Unit(benchmark::kMillisecond);
+BENCHMARK(tova)->Apply(token_axes)->Unit(benchmark::kMillisecond);
+BENCHMARK(mean_attention)->Apply(token_axes)->Unit(benchmark::kMillisecond);
+BENCHMARK(h2o)->Apply(token_axes)->Unit(benchmark::kMillisecond);
+BENCHMARK(expected_attention)->Apply(token_axes)->Unit(benchmark::kMillisecond);
+BENCHMARK(kvzip)->ArgName("n")->Arg(4096)->Unit(benchmark::kMillisecond);
+BENCHMARK(global_budgets)->Apply(token_axes)->Unit(benchmark::kMillisecond);
 BENCHMARK(key_norm)->Apply(token_axes);
 BENCHMARK(streaming_llm)->Apply(token_axes);
+
+// Compactor's parts and its like: 128 channels, four query heads, a query kept at every 16th token.
+template <class Scorer>
+void score_spread(benchmark::State& state, const Scorer& scorer) {
+    using verkv::half;
+    const auto n = static_cast<std::size_t>(state.range(0));
+    constexpr std::size_t width = 128, group = 4, step = 16;
+    const auto keys = random_rows<half>(n * width);
+    const auto queries = random_rows<half>(n / step * group * width);
+    std::vector<verkv::position_t> positions(n);
+    std::iota(positions.begin(), positions.end(), 0);
+    std::vector<verkv::position_t> query_positions;
+    for (std::size_t i = 0; i < n; i += step) {
+        query_positions.push_back(static_cast<verkv::position_t>(i));
+    }
+    const verkv::rows<half> rows = verkv::contiguous_rows(std::span<const half>(keys), width);
+    const verkv::prompt<half> prompt{{group, 1, width, width, 0},
+                                     {&rows, 1},
+                                     {&rows, 1},
+                                     positions,
+                                     verkv::heads_of(std::span<const half>(queries), n / step, group, width),
+                                     query_positions};
+    std::vector<float> out(n);
+    for (auto _ : state) {
+        scorer.score(verkv::cpu{}, prompt, 0, std::span<float>(out));
+        benchmark::ClobberMemory();
+    }
+    declare(state, keys.size() * sizeof(half), n);
+}
+
+void leverage_score(benchmark::State& state) {
+    score_spread(state, verkv::leverage_score{verkv::rope::plain(128)});
+}
+void non_causal_attention(benchmark::State& state) {
+    score_spread(state, verkv::non_causal_attention{});
+}
+void compactor(benchmark::State& state) {
+    score_spread(state, verkv::compactor{{verkv::rope::plain(128)}, {}});
+}
+void compress_kv(benchmark::State& state) {
+    const std::vector<std::size_t> heads{0, 1, 2, 3};
+    score_spread(state, verkv::compress_kv{heads});
+}
+void anchor_coverage(benchmark::State& state) {
+    score_spread(state, verkv::anchor_coverage{});
+}
+void span_boundary(benchmark::State& state) {
+    score_spread(state, verkv::span_boundary{verkv::rope::plain(128)});
+}
+BENCHMARK(leverage_score)->Apply(token_axes)->Unit(benchmark::kMillisecond);
+BENCHMARK(non_causal_attention)->Apply(token_axes)->Unit(benchmark::kMillisecond);
+BENCHMARK(compactor)->Apply(token_axes)->Unit(benchmark::kMillisecond);
+BENCHMARK(compress_kv)->Apply(token_axes)->Unit(benchmark::kMillisecond);
+BENCHMARK(anchor_coverage)->Apply(token_axes)->Unit(benchmark::kMillisecond);
+BENCHMARK(span_boundary)->Apply(token_axes)->Unit(benchmark::kMillisecond);
+
+// A prompt of one KV head with 1,024 channels of hidden states.
+struct hidden_prompt {
+    static constexpr std::size_t model_dim = 1024, group = 4;
+
+    explicit hidden_prompt(std::size_t n) : hidden(random_rows<verkv::half>(n * model_dim)), positions(n) {
+        std::iota(positions.begin(), positions.end(), 0);
+        key = verkv::contiguous_rows(std::span<const verkv::half>(hidden).first(n), 1);
+        view.shape = {group, 1, 1, 1, 0};
+        view.keys = view.values = {&key, 1};
+        view.positions = positions;
+        view.hidden = verkv::contiguous_rows(std::span<const verkv::half>(hidden), model_dim);
+    }
+    hidden_prompt(const hidden_prompt&) = delete;
+    hidden_prompt& operator=(const hidden_prompt&) = delete;
+
+    template <class Scorer>
+    void run(benchmark::State& state, const Scorer& scorer) const {
+        std::vector<float> out(positions.size());
+        for (auto _ : state) {
+            scorer.score(verkv::cpu{}, view, 0, std::span<float>(out));
+            benchmark::ClobberMemory();
+        }
+        declare(state, hidden.size() * sizeof(verkv::half), positions.size());
+    }
+
+    std::vector<verkv::half> hidden;
+    std::vector<verkv::position_t> positions;
+    verkv::rows<verkv::half> key;
+    verkv::prompt_with<verkv::half, verkv::hidden_states<verkv::half>> view;
+};
+
+void sink_gate(benchmark::State& state) {
+    constexpr std::size_t dim = 16, sinks = 16, group = hidden_prompt::group, model_dim = hidden_prompt::model_dim;
+    const auto matrix = random_rows<float>(group * dim * model_dim);
+    const auto row = [&](std::size_t n) { return std::span<const float>(matrix).first(n); };
+    const verkv::sink_gate_weights weights{model_dim,
+                                           dim,
+                                           sinks,
+                                           row(group * dim * model_dim),
+                                           row(group * dim),
+                                           row(dim * model_dim),
+                                           row(dim),
+                                           row(dim),
+                                           row(sinks * dim),
+                                           row(group)};
+    const hidden_prompt prompt(static_cast<std::size_t>(state.range(0)));
+    prompt.run(state, verkv::sink_gate{weights});
+}
+void kvzap(benchmark::State& state) {
+    constexpr std::size_t units = 512, model_dim = hidden_prompt::model_dim;
+    const auto matrix = random_rows<float>(units * model_dim);
+    const auto row = [&](std::size_t n) { return std::span<const float>(matrix).first(n); };
+    const verkv::kvzap_weights weights{model_dim, units, row(units * model_dim), row(units), row(units), row(1)};
+    const hidden_prompt prompt(static_cast<std::size_t>(state.range(0)));
+    prompt.run(state, verkv::kvzap{weights});
+}
+BENCHMARK(sink_gate)->ArgName("n")->Arg(4096)->Arg(32768)->Unit(benchmark::kMillisecond);
+BENCHMARK(kvzap)->ArgName("n")->Arg(4096)->Arg(32768)->Unit(benchmark::kMillisecond);
+
+// Eight query heads over two KV heads, 16 kept queries, a thirty-second of the tokens kept.
+void eviction_error(benchmark::State& state) {
+    using verkv::half;
+    const auto n = static_cast<std::size_t>(state.range(0));
+    constexpr std::size_t width = 128, heads = 8, kept_queries = 16, model_dim = 1024;
+    const auto keys = random_rows<half>(n * width);
+    const auto queries = random_rows<half>(kept_queries * heads * width);
+    const auto projection = random_rows<half>(heads * width * model_dim);
+    std::vector<verkv::position_t> positions(n);
+    std::iota(positions.begin(), positions.end(), 0);
+    const std::vector<verkv::rows<half>> rows(2, verkv::contiguous_rows(std::span<const half>(keys), width));
+    std::vector<verkv::token_index> kept;
+    for (std::size_t i = 0; i < n; i += 32) {
+        kept.push_back(static_cast<verkv::token_index>(i));
+    }
+    const std::vector<std::span<const verkv::token_index>> of_heads(2, kept);
+    const verkv::prompt_with<half, verkv::output_projection<half>> prompt{
+        {{heads, 2, width, width, 0},
+         rows,
+         rows,
+         positions,
+         verkv::heads_of(std::span<const half>(queries), kept_queries, heads, width),
+         std::span<const verkv::position_t>(positions).last(kept_queries)},
+        {verkv::contiguous_rows(std::span<const half>(projection), model_dim)}};
+    for (auto _ : state) {
+        benchmark::DoNotOptimize(verkv::eviction_error(verkv::cpu{}, prompt, of_heads));
+    }
+    declare(state, 2 * 2 * kept_queries * keys.size() * sizeof(half), n);
+}
+BENCHMARK(eviction_error)->ArgName("n")->Arg(4096)->Arg(32768)->Unit(benchmark::kMillisecond);
 
 }  // namespace

@@ -168,6 +168,53 @@ TEST_CASE("score: prompts of a few tokens") {
     compare<float>(shape, positions_from(0, 3), positions_from(0, 3), 1, 0, 1, layout::dense, 9);
 }
 
+TEST_CASE("score: SnapKV's rules for the window, the group and pooling") {
+    const geometry shape{6, 2, 64, 16, 0};
+    const std::size_t n = 300;
+    const std::size_t window = 16;
+    const random_prompt<float> owner(shape, positions_from(0, 300), positions_from(270, 300), 17);
+    const prompt<float> p = owner.view();
+    std::vector<float> mean(n);
+    std::vector<float> other(n);
+    double spread = 0;
+    std::vector<std::vector<double>> pooled;  // of each query head of KV head 1: maxima over 3 neighbours of the mean
+    for (std::size_t h = 3; h < 6; ++h) {
+        const auto expected = snapkv_in_double(p, h, window, &spread);
+        snapkv{window}.score_head(cpu{}, p, h, mean);
+        snapkv{window, 1, reduction::sum}.score_head(cpu{}, p, h, other);
+        for (std::size_t i = 0; i < n - window; ++i) {
+            REQUIRE(other[i] == Approx(16 * mean[i]).epsilon(1e-6));
+        }
+        std::vector<double> top(n, 0.0);
+        for (std::size_t j = p.queries.tokens - window; j < p.queries.tokens; ++j) {
+            const auto a = attention_in_double(p, h, j, &spread);
+            for (std::size_t i = 0; i < n; ++i) {
+                top[i] = std::max(top[i], a[i]);
+            }
+        }
+        snapkv{window, 1, reduction::maximum}.score_head(cpu{}, p, h, other);
+        for (std::size_t i = 0; i < n - window; ++i) {
+            REQUIRE(static_cast<double>(other[i]) == Approx(top[i]).epsilon(tolerance_of(64, spread)));
+        }
+        std::vector<double> maxima(n, 0.0);
+        for (std::size_t i = 0; i < n - window; ++i) {
+            for (std::size_t j = i > 0 ? i - 1 : 0; j <= std::min(i + 1, n - window - 1); ++j) {
+                maxima[i] = std::max(maxima[i], expected[j]);
+            }
+        }
+        pooled.push_back(maxima);
+    }
+    make_snapkv<reduction::maximum>(window, 3, pooling::maximum).score(cpu{}, p, 1, other);
+    make_snapkv<reduction::mean>(window, 3, pooling::maximum).score(cpu{}, p, 1, mean);
+    for (std::size_t i = 0; i < n - window; ++i) {
+        const double largest = std::max({pooled[0][i], pooled[1][i], pooled[2][i]});
+        const double average = (pooled[0][i] + pooled[1][i] + pooled[2][i]) / 3;
+        REQUIRE(static_cast<double>(other[i]) == Approx(largest).epsilon(tolerance_of(64, spread)));
+        REQUIRE(static_cast<double>(mean[i]) == Approx(average).epsilon(2 * tolerance_of(64, spread)));
+    }
+    CHECK(std::all_of(other.end() - 16, other.end(), [](float x) { return x == 1.0f; }));
+}
+
 TEST_CASE("score: largest attention selects the queries at last, last - stride, ...") {
     const geometry shape{1, 1, 64, 64, 0};
     const auto positions = positions_from(0, 200);

@@ -53,6 +53,7 @@ struct cache_memory {
 struct compression {
     budget kept = budget::fraction(1.0 / 16).at_least(256);  ///< resident rows of a KV head, fixed ones included
     windows fixed = {};                                      ///< sink and local tokens, resident by position
+    std::span<const budget> of_heads = {};  ///< a budget for each KV head in place of kept (sample/allocation.hpp)
 };
 
 /// The cache of one layer: resident cells, host rows and staging of many requests, and the step that decodes with them.
@@ -193,15 +194,27 @@ public:
     /// PoissonComp [VerKV Algorithm 1]: scores all tokens of a request, draws the sample that stays resident, and
     /// sketches all keys. Called after prefill, and again from time to time for a long request: each call is a fresh,
     /// independent draw. queries [m, query_heads, key_dim] and query_positions [m]: what the scorer may look at (may be
-    /// empty, if it needs none). O(n log n) a KV head beside the scorer. Resident rows of the whole request may exceed
-    /// the budget's expectation by chance (Poisson sampling): a few times sqrt(kept n) spare rows a KV head suffice.
-    /// Throws what the scorer and inclusion_probabilities() throw, out_of_capacity when the sample does not fit.
-    template <class Scorer>
-    requires scorer<Scorer, Backend, T>
-    void compress(request_id id, const Scorer& scorer, const compression& how, heads_view<T> queries = {},
-                  std::span<const position_t> query_positions = {}) {
+    /// empty, if it needs none). extra: what else the scorer needs (core/prompt_inputs.hpp), in any order; it does not
+    /// compile without. A layer scorer is asked once, with all threads, any other for each KV head.
+    /// O(n log n) a KV head beside the scorer. Resident rows of the whole request may exceed the budget's expectation
+    /// by chance (Poisson sampling): a few times sqrt(kept n) spare rows a KV head suffice.
+    /// Throws what the scorer, inclusion_probabilities() and the inputs' validate() throw, invalid_argument for another
+    /// number of budgets than KV heads, out_of_capacity when the sample does not fit.
+    template <class Scorer, class... Inputs>
+    requires(prompt_input<Inputs, T>&&...) void compress(request_id id, const Scorer& scorer, const compression& how,
+                                                         heads_view<T> queries = {},
+                                                         std::span<const position_t> query_positions = {},
+                                                         const Inputs&... extra) {
+        using prompt_seen = prompt_with<T, Inputs...>;
+        require_needs<Scorer, prompt_seen>();
+        static_assert(!carries_needs_of<prompt_seen, Scorer> || verkv::scorer<Scorer, Backend, prompt_seen>,
+                      "compress() takes a scorer: score(exec, prompt, kv_head, out); over_group() makes one of a head "
+                      "scorer");
         request& r = at(id);
         const std::size_t n = r.positions.size();
+        const std::size_t heads = r.heads.size();
+        detail::check(how.of_heads.empty() || how.of_heads.size() == heads, how.of_heads.size(),
+                      " budgets were given; the layer has ", heads, " KV heads");
         std::vector<rows<T>> keys;
         std::vector<rows<T>> values;
         for (const auto& head : r.heads) {
@@ -212,16 +225,27 @@ public:
             queries.heads = config_.shape.query_heads;
             queries.width = config_.shape.key_dim;
         }
-        const prompt<T> seen{config_.shape, keys, values, r.positions, queries, query_positions};
+        const prompt_seen seen{prompt<T>{config_.shape, keys, values, r.positions, queries, query_positions}, extra...};
         validate(seen);
+        (validate(extra, seen), ...);
+        std::vector<float> scores;
+        if constexpr (layer_scorer<Scorer, Backend, prompt_seen>) {
+            scores.resize(heads * n);
+            scorer.score_layer(exec_, seen, matrix_of(std::span<float>(scores), heads, n));
+        }
         std::vector<draw> draws = blank_draws(r);
-        in_parallel(r.heads.size(), [&](std::size_t h, std::size_t, const Backend& exec) {
+        in_parallel(heads, [&](std::size_t h, std::size_t, const Backend& exec) {
             draw& d = draws[h];
             std::vector<float> importance(n);
-            scorer.score(exec, seen, h, std::span<float>(importance));
+            if constexpr (layer_scorer<Scorer, Backend, prompt_seen>) {
+                std::copy_n(scores.begin() + static_cast<std::ptrdiff_t>(h * n), n, importance.begin());
+            } else {
+                scorer.score(exec, seen, h, std::span<float>(importance));
+            }
             to_importance(exec, std::span<float>(importance));
             d.r.resize(n);
-            inclusion_probabilities(exec, importance, how.kept, how.fixed, d.r);
+            inclusion_probabilities(exec, importance, how.of_heads.empty() ? how.kept : how.of_heads[h], how.fixed,
+                                    d.r);
             poisson_draw(exec, d.r, r.positions, stream(r, h, r.draws), d.sample);
             note_values(r.heads[h], stream(r, h, r.draws), r.positions, false, d);
             d.sketch.fit(exec, keys[h]);

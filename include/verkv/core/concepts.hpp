@@ -7,31 +7,68 @@
 
 #include "verkv/core/plan.hpp"
 #include "verkv/core/prompt.hpp"
+#include "verkv/core/prompt_inputs.hpp"
 #include "verkv/core/storage.hpp"
 #include "verkv/core/tolerance.hpp"
 #include "verkv/core/views.hpp"
 
 namespace verkv::inline v0 {
 
+namespace detail {
+
+template <class P>
+struct prompt_type {
+    using type = P;
+};
+
+template <storage T>
+struct prompt_type<T> {
+    using type = prompt<T>;
+};
+
+/// The prompt that a scorer is asked about: P itself, or of a storage the plain prompt of its rows.
+template <class P>
+using prompt_type_t = typename prompt_type<P>::type;
+
+}  // namespace detail
+
 /// Importance of every token of a query head, from what prefill saw. Adaptors (over_group) make a scorer of it.
+/// P: the prompt's type (prompt_with<T, ...> where a scorer needs inputs), or the storage T of a plain prompt.
 ///
 ///     template <class Backend, class T>
 ///     void score_head(const Backend&, const prompt<T>&, std::size_t query_head, std::span<float> out) const;
-template <class S, class Backend, class T>
-concept head_scorer = requires(const S& s, const Backend& exec, const prompt<T>& p, std::size_t query_head,
-                               std::span<float> out) {
+template <class S, class Backend, class P>
+concept head_scorer = requires(const S& s, const Backend& exec, const detail::prompt_type_t<P>& p,
+                               std::size_t query_head, std::span<float> out) {
     s.score_head(exec, p, query_head, out);
 };
 
 /// Importance of every token of a KV head, from what prefill saw and before any later query is known [VerKV Symbols,
-/// C]. Any real numbers: sample/ maps those outside [0, 1] through a softmax.
+/// C]. Any real numbers: sample/ maps those outside [0, 1] through a softmax. P as in head_scorer.
 ///
 ///     template <class Backend, class T>
 ///     void score(const Backend&, const prompt<T>&, std::size_t kv_head, std::span<float> out) const;
-template <class S, class Backend, class T>
-concept scorer = requires(const S& s, const Backend& exec, const prompt<T>& p, std::size_t kv_head,
+///
+/// One that looks at more than a plain prompt names it in its type, and takes the prompt as it comes:
+///
+///     template <class T> using needs = inputs<hidden_states<T>>;
+///     template <class Backend, class P> requires carries<P, hidden_states<typename P::element>>
+///     void score(const Backend&, const P&, std::size_t kv_head, std::span<float> out) const;
+template <class S, class Backend, class P>
+concept scorer = requires(const S& s, const Backend& exec, const detail::prompt_type_t<P>& p, std::size_t kv_head,
                           std::span<float> out) {
     s.score(exec, p, kv_head, out);
+};
+
+/// A scorer whose scores are best found for all KV heads of a layer at once; out is [kv_heads, tokens]. A cache then
+/// asks for a layer once instead of for each KV head. P as in head_scorer.
+///
+///     template <class Backend, class T>
+///     void score_layer(const Backend&, const prompt<T>&, matrix_view<float> out) const;
+template <class S, class Backend, class P>
+concept layer_scorer = scorer<S, Backend, P> &&
+    requires(const S& s, const Backend& exec, const detail::prompt_type_t<P>& p, matrix_view<float> out) {
+    s.score_layer(exec, p, out);
 };
 
 /// What a query will weigh, estimated without its keys: a compact copy of the keys of one KV head [VerKV Symbols, A].

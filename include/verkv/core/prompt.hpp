@@ -11,6 +11,8 @@ namespace verkv::inline v0 {
 /// A prompt as a scorer sees it: the keys and values of all KV heads, and the queries that the caller kept.
 template <class T>
 struct prompt {
+    using element = T;
+
     geometry shape;
     std::span<const rows<T>> keys;                ///< a KV head each: [token, key_dim], rotated
     std::span<const rows<T>> values;              ///< a KV head each: [token, value_dim]

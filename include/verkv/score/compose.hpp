@@ -1,6 +1,7 @@
 // Scorers made of scorers: over the group, smoothed, windowed, floored.
 //
-// Every adaptor but over_group takes a scorer or a head scorer (or what is both) and is of the same kind, so
+// Every adaptor but over_group takes a scorer, a head scorer or a layer scorer (or what is several) and is of the same
+// kind, and hands the prompt on as it came, so
 //
 //     windowed(0, 64, over_group<reduction::mean>(smoothed(5, pooling::average, snapkv{64, 0})))
 //
@@ -37,11 +38,14 @@ enum class pooling {
 /// A scorer made of a head scorer: see over_group().
 template <reduction Reduction, class Head>
 struct group_scorer {
+    template <class T>
+    using needs = needs_of<Head, T>;
+
     Head head;
 
-    template <class Backend, class T>
-    requires head_scorer<Head, Backend, T>
-    void score(const Backend& exec, const prompt<T>& p, std::size_t kv_head, std::span<float> out) const {
+    template <class Backend, class P>
+    requires head_scorer<Head, Backend, P>
+    void score(const Backend& exec, const P& p, std::size_t kv_head, std::span<float> out) const {
         detail::scoring::check_kv_head(p, kv_head, out);
         const std::size_t group = p.shape.group();
         std::vector<float> total(out.size());
@@ -109,13 +113,16 @@ inline void pool(pooling kind, std::size_t width, std::span<const float> in, std
 /// Scores pooled over neighbouring tokens: see smoothed().
 template <class Inner>
 struct smoothed_scorer {
+    template <class T>
+    using needs = needs_of<Inner, T>;
+
     std::size_t width;
     pooling kind;
     Inner inner;
 
-    template <class Backend, class T>
-    requires scorer<Inner, Backend, T>
-    void score(const Backend& exec, const prompt<T>& p, std::size_t kv_head, std::span<float> out) const {
+    template <class Backend, class P>
+    requires scorer<Inner, Backend, P>
+    void score(const Backend& exec, const P& p, std::size_t kv_head, std::span<float> out) const {
         detail::scoring::check_kv_head(p, kv_head, out);
         detail::scoring::check_width(width);
         std::vector<float> raw(out.size());
@@ -123,14 +130,27 @@ struct smoothed_scorer {
         detail::scoring::pool(kind, width, raw, out);
     }
 
-    template <class Backend, class T>
-    requires head_scorer<Inner, Backend, T>
-    void score_head(const Backend& exec, const prompt<T>& p, std::size_t query_head, std::span<float> out) const {
+    template <class Backend, class P>
+    requires head_scorer<Inner, Backend, P>
+    void score_head(const Backend& exec, const P& p, std::size_t query_head, std::span<float> out) const {
         detail::scoring::check_query_head(p, query_head, out);
         detail::scoring::check_width(width);
         std::vector<float> raw(out.size());
         inner.score_head(exec, p, query_head, std::span<float>(raw));
         detail::scoring::pool(kind, width, raw, out);
+    }
+
+    template <class Backend, class P>
+    requires layer_scorer<Inner, Backend, P>
+    void score_layer(const Backend& exec, const P& p, matrix_view<float> out) const {
+        detail::scoring::check_layer(p, out);
+        detail::scoring::check_width(width);
+        std::vector<float> raw(out.rows * out.columns);
+        const matrix_view<float> scores = matrix_of(std::span<float>(raw), out.rows, out.columns);
+        inner.score_layer(exec, p, scores);
+        for (std::size_t h = 0; h < out.rows; ++h) {
+            detail::scoring::pool(kind, width, scores.row(h), out.row(h));
+        }
     }
 };
 
@@ -149,32 +169,50 @@ template <class Inner>
 /// Importance with 1 at both ends: see windowed().
 template <class Inner>
 struct windowed_scorer {
+    template <class T>
+    using needs = needs_of<Inner, T>;
+
     std::size_t sink;
     std::size_t local;
     Inner inner;
 
-    template <class Backend, class T>
-    requires scorer<Inner, Backend, T>
-    void score(const Backend& exec, const prompt<T>& p, std::size_t kv_head, std::span<float> out) const {
+    template <class Backend, class P>
+    requires scorer<Inner, Backend, P>
+    void score(const Backend& exec, const P& p, std::size_t kv_head, std::span<float> out) const {
         detail::scoring::check_kv_head(p, kv_head, out);
         std::vector<float> raw(out.size());
         inner.score(exec, p, kv_head, std::span<float>(raw));
-        finish(exec, raw, out);
+        to_importance(exec, std::span<float>(raw));
+        finish(raw, out);
     }
 
-    template <class Backend, class T>
-    requires head_scorer<Inner, Backend, T>
-    void score_head(const Backend& exec, const prompt<T>& p, std::size_t query_head, std::span<float> out) const {
+    template <class Backend, class P>
+    requires head_scorer<Inner, Backend, P>
+    void score_head(const Backend& exec, const P& p, std::size_t query_head, std::span<float> out) const {
         detail::scoring::check_query_head(p, query_head, out);
         std::vector<float> raw(out.size());
         inner.score_head(exec, p, query_head, std::span<float>(raw));
-        finish(exec, raw, out);
+        to_importance(exec, std::span<float>(raw));
+        finish(raw, out);
+    }
+
+    template <class Backend, class P>
+    requires layer_scorer<Inner, Backend, P>
+    void score_layer(const Backend& exec, const P& p, matrix_view<float> out) const {
+        detail::scoring::check_layer(p, out);
+        std::vector<float> raw(out.rows * out.columns);
+        const matrix_view<float> scores = matrix_of(std::span<float>(raw), out.rows, out.columns);
+        inner.score_layer(exec, p, scores);
+        for (std::size_t h = 0; h < out.rows; ++h) {
+            to_importance(exec, scores.row(h));
+        }
+        for (std::size_t h = 0; h < out.rows; ++h) {
+            finish(scores.row(h), out.row(h));
+        }
     }
 
 private:
-    template <class Backend>
-    void finish(const Backend& exec, std::span<float> raw, std::span<float> out) const {
-        to_importance(exec, raw);
+    void finish(std::span<const float> raw, std::span<float> out) const {
         const std::size_t n = out.size();
         std::copy(raw.begin(), raw.end(), out.begin());
         std::fill_n(out.begin(), (std::min)(sink, n), 1.0f);
@@ -196,23 +234,36 @@ template <class Inner>
 /// Scores with a lower bound: see floored().
 template <class Inner>
 struct floored_scorer {
+    template <class T>
+    using needs = needs_of<Inner, T>;
+
     float floor;
     Inner inner;
 
-    template <class Backend, class T>
-    requires scorer<Inner, Backend, T>
-    void score(const Backend& exec, const prompt<T>& p, std::size_t kv_head, std::span<float> out) const {
+    template <class Backend, class P>
+    requires scorer<Inner, Backend, P>
+    void score(const Backend& exec, const P& p, std::size_t kv_head, std::span<float> out) const {
         check_floor();
         inner.score(exec, p, kv_head, out);
         raise_low(out);
     }
 
-    template <class Backend, class T>
-    requires head_scorer<Inner, Backend, T>
-    void score_head(const Backend& exec, const prompt<T>& p, std::size_t query_head, std::span<float> out) const {
+    template <class Backend, class P>
+    requires head_scorer<Inner, Backend, P>
+    void score_head(const Backend& exec, const P& p, std::size_t query_head, std::span<float> out) const {
         check_floor();
         inner.score_head(exec, p, query_head, out);
         raise_low(out);
+    }
+
+    template <class Backend, class P>
+    requires layer_scorer<Inner, Backend, P>
+    void score_layer(const Backend& exec, const P& p, matrix_view<float> out) const {
+        check_floor();
+        inner.score_layer(exec, p, out);
+        for (std::size_t h = 0; h < out.rows; ++h) {
+            raise_low(out.row(h));
+        }
     }
 
 private:

@@ -2,14 +2,13 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <span>
 
 #include "verkv/core/prompt.hpp"
-#include "verkv/core/storage.hpp"
 #include "verkv/cpu/executor.hpp"
 #include "verkv/score/detail/checks.hpp"
+#include "verkv/score/detail/norm.hpp"
 
 namespace verkv::inline v0 {
 
@@ -29,25 +28,7 @@ struct key_norm {
         for_each_task(exec, (out.size() + block - 1) / block, [&](std::size_t b, std::size_t) {
             const std::size_t last = (std::min)(out.size(), (b + 1) * block);
             for (std::size_t i = b * block; i < last; ++i) {
-                const T* key = keys[i];
-                constexpr std::size_t lanes = 8;
-                double lane[lanes] = {};
-                std::size_t c = 0;
-                for (; c + lanes <= keys.width; c += lanes) {
-                    for (std::size_t l = 0; l < lanes; ++l) {
-                        const double x = static_cast<double>(to_float(key[c + l]));
-                        lane[l] += x * x;
-                    }
-                }
-                double sum = 0;
-                for (; c < keys.width; ++c) {
-                    const double x = static_cast<double>(to_float(key[c]));
-                    sum += x * x;
-                }
-                for (const double x : lane) {
-                    sum += x;
-                }
-                out[i] = static_cast<float>(-std::sqrt(sum));
+                out[i] = static_cast<float>(-detail::scoring::norm_of(keys[i], keys.width));
             }
         });
     }

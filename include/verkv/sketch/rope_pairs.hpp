@@ -10,17 +10,12 @@
 #include <vector>
 
 #include "verkv/core/error.hpp"
+#include "verkv/core/rope.hpp"
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/rope_pair_estimate.hpp"
 
 namespace verkv::inline v0 {
-
-/// Which channels RoPE rotates together.
-enum class rope_pairing {
-    interleaved,  ///< (2i, 2i + 1)
-    half,         ///< (i, i + key_dim / 2)
-};
 
 /// Shape of a RoPE-pair sketch; the defaults are the paper's [VerKV App. A.1].
 struct rope_pair_options {

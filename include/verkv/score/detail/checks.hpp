@@ -5,6 +5,7 @@
 #include <span>
 
 #include "verkv/core/prompt.hpp"
+#include "verkv/core/views.hpp"
 
 namespace verkv::inline v0::detail::scoring {
 
@@ -24,6 +25,14 @@ template <class T>
 void check_kv_head(const prompt<T>& p, std::size_t kv_head, std::span<const float> out) {
     check_out(p, out);
     check(kv_head < p.shape.kv_heads, "there is no KV head ", kv_head, " among ", p.shape.kv_heads);
+}
+
+template <class T>
+void check_layer(const prompt<T>& p, matrix_view<float> out) {
+    validate(p);
+    check(out.rows == p.shape.kv_heads && out.columns == p.tokens(), "scores of ", p.shape.kv_heads, " KV heads and ",
+          p.tokens(), " tokens do not fit a matrix [", out.rows, ", ", out.columns, "]");
+    validate(out, "scores");
 }
 
 }  // namespace verkv::inline v0::detail::scoring

@@ -79,6 +79,22 @@ public:
         if (last_.time == 0 && others_ == 0) {
             return true;
         }
+        if (others_ == 0 && lanes_ == none && !many_warps_ && last_.thread == t.thread && last_.block == t.block) {
+            return true;
+        }
+        return ordered(t, w, which);
+    }
+
+    void clear() {
+        if (last_.time != 0 || others_ != 0) {
+            *this = {};
+        }
+    }
+
+private:
+    static constexpr std::uint32_t none = 0xffffffffu;
+
+    [[nodiscard]] bool ordered(const observer& t, const shadow_world& w, stamp& which) const {
         which = last_;
         const std::uint64_t seen = (*w.blocks)[t.block].last_atomic;
         if (others_ != 0 && seen <= others_) {
@@ -106,10 +122,6 @@ public:
         return true;
     }
 
-    void clear() { *this = {}; }
-
-private:
-    static constexpr std::uint32_t none = 0xffffffffu;
     stamp last_;
     std::uint64_t others_ = 0;  // latest time of another block than that of last_
     std::uint32_t lanes_ = none;
@@ -129,7 +141,8 @@ public:
 
     /// Records an access; true, and what it is in conflict with, where two threads race.
     bool touch(act a, const observer& t, shadow_world& w, conflict& found) {
-        if (write_.time != 0 && !write_before(t, w)) {
+        const bool own = write_.thread == t.thread && write_.block == t.block;
+        if (!own && write_.time != 0 && !write_before(t, w)) {
             found = {act::write, write_};
             return true;
         }

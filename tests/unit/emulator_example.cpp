@@ -4,7 +4,7 @@
 
 #include "support/catch.hpp"
 #include "support/emulator/machine.hpp"
-#include "support/example_kernel.hpp"
+#include "support/kernels/sum_rows.hpp"
 
 TEST_CASE("the example kernel sums rows whatever the order", "[emulator]") {
     for (unsigned threads = 32; threads <= 1024; threads *= 2) {

@@ -193,7 +193,7 @@ concept block = requires(B& b, unsigned n, bool p, float f, float* out, const fl
 ///     template <block Block> VERKV_HOST_DEVICE void operator()(Block&) const;    not noexcept: the emulator throws
 ///
 /// Optional: static constexpr unsigned least_resident_blocks, blocks that a multiprocessor has room for at once (limits
-/// the registers); static constexpr unsigned most_registers, for the test that reads the compiler's report.
+/// the registers).
 template <class K>
 concept kernel = std::is_trivially_copyable_v<K> && requires(const K& k) {
     { k.shape() } -> std::same_as<launch_shape>;

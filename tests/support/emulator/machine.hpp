@@ -64,6 +64,9 @@ public:
     /// Forgets a buffer, by its first element.
     void forget(const void* first) { memory_.forget(first); }
 
+    /// Forgets all buffers; those that were made here are gone.
+    void clear() { memory_.clear(); }
+
     /// Runs a kernel to its end.
     template <verkv::gpu::kernel Kernel>
     void launch(const Kernel& kernel, schedule order = {}) {

@@ -84,6 +84,13 @@ public:
         last_ = 0;
     }
 
+    /// Forgets all buffers, and gives back the memory that was made here.
+    void clear() {
+        buffers_.clear();
+        owned_.clear();
+        last_ = 0;
+    }
+
     /// The buffer that holds an address, or null.
     [[nodiscard]] buffer* find(std::uintptr_t p) {
         if (last_ < buffers_.size() && p - buffers_[last_].first < buffers_[last_].bytes) {

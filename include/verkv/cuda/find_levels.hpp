@@ -18,11 +18,10 @@ namespace verkv::inline v0::gpu {
 
 /// Where the level kappa/R of a query head by itself lies.
 struct head_level {
-    float low;       ///< certifies; infinity: nothing has to be raised; 0: all of L has to; NaN: masses are not finite
-    float high;      ///< the next edge: does not certify, if no more is known of b than kappa
-    double at_low;   ///< certificate at low
-    double at_high;  ///< and at high; infinity where it was not looked at
-    double before;   ///< certificate of the sample as it was drawn
+    float low;   ///< certifies; infinity: nothing has to be raised; 0: all of L has to be; NaN: masses are not finite
+    float high;  ///< the next edge: does not certify, if no more is known of b than that it is at most kappa
+    double at_low;  ///< certificate at low
+    double before;  ///< certificate of the sample as it was drawn
 };
 
 /// The largest level kappa/R of each query head that certifies, among the edges of logarithmic bins: what
@@ -251,8 +250,7 @@ private:
         double between_mass = 0;
         double between_square = 0;
         double highest = 0;
-        head_level found = {0, 0, 0, __builtin_huge_val(), 0};
-        bool next = false;  // the edge before this warp's first one is the best so far
+        head_level found = {0, 0, 0, 0};
         for (unsigned first = 0; first < window.count; first += warp_size) {
             const unsigned k = first + b.lane();
             const bool there = k < window.count;
@@ -281,18 +279,11 @@ private:
             here.largest = some ? edge : larger(larger(static_cast<double>(largest), highest), at.largest);
             const double certificate = there ? bernstein_bound(here, log_term) : __builtin_huge_val();
             const unsigned good = b.ballot(there && certificate < epsilon * margin);
-            if (const double c = b.shuffle(certificate, 0); next) {
-                found.at_high = c;
-            }
-            next = false;
             if (good != 0) {
-                const unsigned best = warp_size - 1 - leading_zeros(good);
+                const unsigned best = highest_bit(good);
                 found.low = window.edge(first + best);
                 found.at_low = b.shuffle(certificate, best);
-                const double beyond = b.shuffle(certificate, best + 1 < warp_size ? best + 1 : best);
-                found.at_high = best + 1 < warp_size ? beyond : __builtin_huge_val();
                 found.high = window.edge(first + best + 1);
-                next = best + 1 == warp_size;
             }
             between += tokens_before.total;
             between_mass += mass_before.total;
@@ -319,6 +310,14 @@ private:
         }
     }
 
+    [[nodiscard]] VERKV_HOST_DEVICE static unsigned highest_bit(unsigned mask) {
+        unsigned bit = 0;
+        for (unsigned step = warp_size / 2; step > 0; step /= 2) {
+            bit += (mask >> (bit + step)) != 0 ? step : 0;
+        }
+        return bit;
+    }
+
     /// A sum that blocks have made, which is 0 afterwards.
     template <class Block>
     VERKV_HOST_DEVICE static double take(Block& b, std::uint64_t* at, bool there) {
@@ -328,14 +327,6 @@ private:
         const std::uint64_t x = b.load_coherent(at);
         b.store_global(at, std::uint64_t{0});
         return from_fixed(x);
-    }
-
-    [[nodiscard]] VERKV_HOST_DEVICE static unsigned leading_zeros(unsigned mask) {
-        unsigned n = 0;
-        for (unsigned bit = 1u << 31; bit != 0 && (mask & bit) == 0; bit >>= 1) {
-            ++n;
-        }
-        return n;
     }
 };
 

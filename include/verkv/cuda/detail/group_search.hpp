@@ -29,7 +29,7 @@ struct raisable {
 template <class Block, unsigned Heads>
 class group_search {
 public:
-    static constexpr unsigned level_rounds = 5;   ///< within a bin: to 2^-10
+    static constexpr unsigned level_rounds = 16;  ///< at most, of a head's level: to 2^-10
     static constexpr unsigned share_rounds = 5;   ///< in which heads with room to spare ask for less
     static constexpr unsigned back_rounds = 14;   ///< at most, towards the heads' own levels
     static constexpr unsigned factor_rounds = 5;  ///< of one factor for all, to 2^-8
@@ -75,7 +75,6 @@ public:
                 certified_ = level_of(own);
                 failing_ = own.low > 0 && own.low < __builtin_huge_valf() ? own.high : certified_;
                 at_certified_ = own.at_low;
-                at_failing_ = own.at_high;
             }
             rest_variance_.set(h, others.variance);
             rest_term_.set(h, static_cast<float>(others.largest));
@@ -92,34 +91,39 @@ public:
         return own.low > 0 ? own.low : 0x1p-126f;
     }
 
-    /// Raises each head's level within its bin, as far as its own certificate lets it.
+    /// Raises each head's level as far as its own certificate lets it: within its bin, and beyond where b is so far
+    /// below kappa that the next edge certifies after all.
     VERKV_HOST_DEVICE void find_own(Block& b, const raisable& r) {
         constexpr float precision = 0x1p-10f;
+        unsigned lines = 0;      // of this thread's head
+        bool bracketed = false;  // failing_ was looked at
         for (unsigned round = 0; round < level_rounds; ++round) {
-            float middle = certified_;
             const bool searches = failing_ - certified_ > precision * certified_;
-            if (searches) {
-                const float width = failing_ - certified_;
-                const float edge = 0.5f * precision * certified_;
-                const auto crossing =
-                    width * static_cast<float>((epsilon_ - at_certified_) / (at_failing_ - at_certified_));
-                const bool line = round < 4 && at_failing_ < __builtin_huge_val();
-                middle =
-                    certified_ + (line ? smaller(larger(crossing - 0.5f * edge, edge), width - edge) : 0.5f * width);
-            }
+            const float middle = !searches ? certified_ : bracketed ? between(lines, precision) : failing_;
             if (b.thread() < Heads) {
                 kappa_.set(b.thread(), middle);
+                own_.set(b.thread(), searches ? 1.0f : 0.0f);
             }
             b.sync();
+            bool any = false;
+            for (unsigned h = 0; h < Heads; ++h) {
+                any = any || own_.get(h) != 0;
+            }
+            if (!any) {
+                break;
+            }
             look_own(b, r);
             if (searches && b.thread() < heads_) {
                 const double there = certificate_.get(b.thread());
                 const bool good = there < epsilon_ * margin;
                 (good ? certified_ : failing_) = middle;
                 (good ? at_certified_ : at_failing_) = there;
+                failing_ = good && !bracketed ? middle * (1 + 1.0f / breakpoint_window::per_octave) : failing_;
+                lines += bracketed ? 1 : 0;
+                bracketed = bracketed || !good;
             }
-            b.sync();
         }
+        b.sync();
         if (b.thread() < Heads) {
             kappa_.set(b.thread(), certified_);
             own_.set(b.thread(), 1 / certified_);
@@ -191,6 +195,15 @@ public:
     [[nodiscard]] VERKV_HOST_DEVICE float joint_level(unsigned h) const { return factor_ / trial_.get(h); }
 
 private:
+    /// A level between this head's certified and failing ones: where a straight line between the two certificates is
+    /// epsilon; in the end, half way.
+    [[nodiscard]] VERKV_HOST_DEVICE float between(unsigned lines, float precision) const {
+        const float width = failing_ - certified_;
+        const float edge = 0.5f * precision * certified_;
+        const auto crossing = width * static_cast<float>((epsilon_ - at_certified_) / (at_failing_ - at_certified_));
+        return certified_ + (lines < 4 ? smaller(larger(crossing - 0.5f * edge, edge), width - edge) : 0.5f * width);
+    }
+
     VERKV_HOST_DEVICE float load(Block& b, const raisable& r, unsigned i, float (&x)[Heads]) const {
         for (unsigned h = 0; h < Heads; ++h) {
             x[h] = h < heads_ ? b.load_global(r.mass + h * r.stride + i) : 0.0f;

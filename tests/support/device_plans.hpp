@@ -141,7 +141,7 @@ device_plans plan_on_device(const device_decisions& d, verkv::tolerance t, bool 
     levels.epsilon = t.epsilon;
     levels.log_term = t.log_term();
     levels.blocks = blocks;
-    levels.threads = threads;
+    levels.threads = std::min(threads, levels.most_threads);
     const auto order = emulator::schedule::numbered(seed);
     gpu.launch(levels, order);
 
@@ -170,7 +170,7 @@ device_plans plan_on_device(const device_decisions& d, verkv::tolerance t, bool 
     plan.epsilon = t.epsilon;
     plan.log_term = t.log_term();
     plan.blocks = blocks;
-    plan.threads = threads;
+    plan.threads = std::min(threads, plan.most_threads);
     gpu.launch(plan, order);
 
     // What kernels promise to leave behind for the next step.

@@ -39,7 +39,7 @@ struct head_level {
 template <unsigned Heads>
 struct find_levels_kernel {
     static_assert(Heads >= 1 && Heads <= 8);
-    static constexpr unsigned most_threads = Heads > 4 ? 512 : 1024;
+    static constexpr unsigned most_threads = 512;
     static constexpr double margin = 1 - 0x1p-14;
 
     const float* mass = nullptr;            ///< [KV head][G][stride]
@@ -154,20 +154,21 @@ private:
                 continue;
             }
             for (unsigned h = 0; h < Heads; ++h) {
-                if (h >= heads) {
-                    break;
-                }
-                const float x = b.load_readonly(mass + (kv * heads + h) * stride + i) * inverse[h];
-                const float up = x * o;
-                const bool above = x + up > window[h].edge(0);
-                const unsigned leaves = above ? window[h].slot_of(x * (1 + o)) : 0;
-                if (above) {
-                    add(b, sum, count, h, window[h], x, up, leaves);
-                }
-                if (!above || leaves == window[h].count) {
-                    const unsigned where = above ? Heads + h : h;
-                    spread[where] += static_cast<double>(x) * static_cast<double>(up);
-                    top[where] = larger(larger(x, up), top[where]);
+                if (h < heads) {
+                    const float x = b.load_readonly(mass + (kv * heads + h) * stride + i) * inverse[h];
+                    const float up = x * o;
+                    const bool above = x + up > window[h].edge(0);
+                    const unsigned leaves = above ? window[h].slot_of(x * (1 + o)) : 0;
+                    if (above) {
+                        add(b, sum, count, h, window[h], x, up, leaves);
+                    }
+                    const double square = static_cast<double>(x) * static_cast<double>(up);
+                    const float largest = larger(x, up);
+                    const bool beyond = above && leaves == window[h].count;
+                    spread[h] += above ? 0.0 : square;
+                    top[h] = larger(above ? 0.0f : largest, top[h]);
+                    spread[Heads + h] += beyond ? square : 0.0;
+                    top[Heads + h] = larger(beyond ? largest : 0.0f, top[Heads + h]);
                 }
             }
         }

@@ -48,7 +48,7 @@ struct plan_lists {
 template <unsigned Heads>
 struct group_plan_kernel {
     static_assert(Heads >= 1 && Heads <= 8);
-    static constexpr unsigned most_threads = Heads > 4 ? 512 : 1024;
+    static constexpr unsigned most_threads = 512;
 
     const float* mass = nullptr;            ///< [KV head][G][stride]
     const float* odds = nullptr;            ///< [KV head][stride]

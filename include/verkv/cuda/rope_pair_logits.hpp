@@ -182,22 +182,29 @@ private:
         for (unsigned i = member; i < columns() * vecs; i += team_threads()) {
             const unsigned c = i / vecs;
             vec f = query.get(from + i);
-            const float step = c < channel_count ? to_float(b.load_readonly(steps + c)) : 0.0f;
+            // Codes are masked where they lie in their word; the factor takes the shift back. Exact: powers of two.
+            const float unshift = bits_as<float>((127 - c % per_word * Bits) << 23);
+            const float step = c < channel_count ? to_float(b.load_readonly(steps + c)) * unshift : 0.0f;
             for (unsigned h = 0; h < vec_width; ++h) {
                 f.at[h] *= step;
             }
             factor.set(to + i, f);
         }
-        // A warp of the team adds up the zeros for a head, or for some.
-        for (unsigned h = member / warp_size; h < Heads; h += team_threads() / warp_size) {
-            float sum = 0;
+        // A warp of the team adds up the zeros for some heads.
+        for (unsigned v = member / warp_size; v < vecs; v += team_threads() / warp_size) {
+            vec sums{};
             for (unsigned c = b.lane(); c < channel_count; c += warp_size) {
-                const vec q = query.get(from + c * vecs + h / vec_width);
-                sum += q.at[h % vec_width] * to_float(b.load_readonly(zeros + c));
+                const vec q = query.get(from + c * vecs + v);
+                const float zero = to_float(b.load_readonly(zeros + c));
+                for (unsigned h = 0; h < vec_width; ++h) {
+                    sums.at[h] += q.at[h] * zero;
+                }
             }
-            sum = warp_reduce(b, sum, plus());
-            if (b.lane() == 0) {
-                base.set((std::size_t{team} * rounds() + round) * Heads + h, sum);
+            for (unsigned h = 0; h < vec_width; ++h) {
+                const float sum = warp_reduce(b, sums.at[h], plus());
+                if (b.lane() == 0 && v * vec_width + h < Heads) {
+                    base.set((std::size_t{team} * rounds() + round) * Heads + v * vec_width + h, sum);
+                }
             }
         }
     }
@@ -224,7 +231,7 @@ private:
             for (unsigned w = 0; w < words(); ++w) {
                 const std::uint32_t word = b.load_readonly(at + w * block_tokens);
                 for (unsigned c = 0; c < per_word; ++c) {
-                    const auto code = static_cast<float>((word >> (c * Bits)) & mask);
+                    const auto code = static_cast<float>(word & (mask << (c * Bits)));
                     for (unsigned v = 0; v < vecs; ++v) {
                         const vec f = factor.get((own * columns() + w * per_word + c) * vecs + v);
                         for (unsigned h = 0; h < vec_width; ++h) {

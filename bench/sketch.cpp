@@ -8,11 +8,19 @@
 #include <vector>
 
 #include "verkv/core/concepts.hpp"
+#include "verkv/sketch/anchors.hpp"
 #include "verkv/sketch/exact.hpp"
+#include "verkv/sketch/hash_attention.hpp"
+#include "verkv/sketch/low_rank.hpp"
+#include "verkv/sketch/magic_pig.hpp"
 #include "verkv/sketch/per_channel.hpp"
+#include "verkv/sketch/product_quantised.hpp"
 #include "verkv/sketch/quest_pages.hpp"
 #include "verkv/sketch/rope_pairs.hpp"
 #include "verkv/sketch/rotated.hpp"
+#include "verkv/sketch/socket.hpp"
+#include "verkv/sketch/spans.hpp"
+#include "verkv/sketch/turbo_quant.hpp"
 
 namespace {
 
@@ -107,6 +115,71 @@ void rotated(benchmark::State& state) {
     estimate(state, p, verkv::rotated_sketch(verkv::rotated_options{p.width, Bits}));
 }
 
+template <verkv::coefficient_format Format>
+void low_rank(benchmark::State& state) {
+    problem p = problem_of(state);
+    estimate(state, p, verkv::low_rank_sketch(verkv::low_rank_options{p.width, 32, Format}));
+}
+
+template <unsigned Bits>
+void anchors(benchmark::State& state) {
+    problem p = problem_of(state);
+    estimate(state, p, verkv::anchor_sketch(verkv::anchor_options{p.width, 256, Bits}));
+}
+
+void spans(benchmark::State& state) {
+    problem p = problem_of(state);
+    estimate(state, p, verkv::span_sketch(verkv::span_options{p.width}));
+}
+
+template <unsigned Bits, verkv::turbo_quant_form Form>
+void turbo_quant(benchmark::State& state) {
+    problem p = problem_of(state);
+    estimate(state, p, verkv::turbo_quant_sketch({p.width, Bits, Form, 0}));
+}
+
+/// Networks of the paper's shape, 128 wide inside and 32 bits, of weights that mean nothing.
+void hash_attention(benchmark::State& state) {
+    problem p = problem_of(state);
+    verkv::hash_mlp mlp;
+    for (const auto& [in, out] : {std::pair{p.width, std::size_t{128}}, {128, 128}, {128, 32}}) {
+        std::vector<float> weight(in * out);
+        for (std::size_t i = 0; i < weight.size(); ++i) {
+            weight[i] = 0.1f * p.queries[i * 7 % p.queries.size()];
+        }
+        mlp.layers.push_back({in, out, weight, std::vector<float>(out)});
+    }
+    estimate(state, p, verkv::hash_attention_sketch({p.width, mlp, mlp}));
+}
+
+void socket(benchmark::State& state) {
+    problem p = problem_of(state);
+    estimate(state, p, verkv::socket_sketch({p.width}));
+}
+
+/// Counting collisions; samples follow from that by reading their keys.
+void magic_pig(benchmark::State& state) {
+    problem p = problem_of(state);
+    const verkv::cpu exec;
+    verkv::magic_pig_tables tables({p.width});
+    tables.fit(exec, p.key_rows());
+    tables.append(exec, p.key_rows());
+    std::vector<std::uint16_t> counts(p.logits.size());
+    for (auto _ : state) {
+        tables.collisions(exec, p.query_rows(), {counts.data(), p.out().rows, p.out().columns, p.out().stride});
+        benchmark::DoNotOptimize(counts.data());
+        benchmark::ClobberMemory();
+    }
+    declare(state, tables.bytes());
+}
+
+void product_quantised(benchmark::State& state) {
+    problem p = problem_of(state);
+    verkv::product_quantised_options options;
+    options.key_dim = p.width;
+    estimate(state, p, verkv::product_quantised_sketch(options));
+}
+
 void exact(benchmark::State& state) {
     problem p = problem_of(state);
     estimate(state, p, verkv::exact_sketch<verkv::half>());
@@ -181,6 +254,20 @@ BENCHMARK(rotated<1>)->Apply(axes);
 BENCHMARK(rotated<2>)->Apply(axes);
 BENCHMARK(rotated<3>)->Apply(axes);
 BENCHMARK(rotated<4>)->Apply(axes);
+BENCHMARK(low_rank<verkv::coefficient_format::int8>)->Apply(axes);
+BENCHMARK(low_rank<verkv::coefficient_format::float16>)->Apply(axes);
+BENCHMARK(anchors<1>)->Apply(axes);
+BENCHMARK(anchors<2>)->Apply(axes);
+BENCHMARK(spans)->Apply(axes);
+BENCHMARK(turbo_quant<2, verkv::turbo_quant_form::mean_squared_error>)->Apply(axes);
+BENCHMARK(turbo_quant<4, verkv::turbo_quant_form::mean_squared_error>)->Apply(axes);
+BENCHMARK(turbo_quant<2, verkv::turbo_quant_form::inner_product>)->Apply(axes);
+BENCHMARK(turbo_quant<4, verkv::turbo_quant_form::inner_product>)->Apply(axes);
+// Making these takes long: once, then a fixed number of estimates.
+BENCHMARK(hash_attention)->Apply(axes)->Iterations(100);
+BENCHMARK(socket)->Apply(axes)->Iterations(20);
+BENCHMARK(magic_pig)->Apply(axes)->Iterations(20);
+BENCHMARK(product_quantised)->Apply(axes)->Iterations(100);
 BENCHMARK(exact)->Apply(axes);
 BENCHMARK(plain_read)->Apply(axes);
 BENCHMARK(append_one)->ArgNames({"n", "d", "G"})->Args({4096, 128, 1})->Unit(benchmark::kMicrosecond);

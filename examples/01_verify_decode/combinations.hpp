@@ -8,37 +8,48 @@
 #include <string>
 #include <vector>
 
+#include "common/combination.hpp"
+#include "common/registry.hpp"
 #include "settings.hpp"
 
-/// One choice of everything that can be chosen; what has no meaning for it holds the default.
-struct combination {
-    std::string sketch, plan, tail = "bernstein", target = "denominator", group = "per-head", check = "none",
-                              uniforms = "permanent", bounds = "none", exact_for = "shortlist";
-
-    [[nodiscard]] bool checked() const { return check == "sample"; }
-    [[nodiscard]] bool certifies() const { return plan != "never"; }
-
-    friend bool operator==(const combination&, const combination&) = default;
-};
+using example::combination;
 
 /// A flag that some combinations have no use for.
 struct conditional_flag {
     const char* name;
     std::string combination::*choice;  ///< what it chooses; null for a number or name that all combinations share
     bool (*used)(const combination&);  ///< looks at choices of flags before this one alone
-    const char* use;                   ///< what combinations have a use for it
+    std::string use;                   ///< what combinations have a use for it
     std::vector<std::string> depends;  ///< the flags that decide it
     const char* special = "";          ///< the value that is worth a word where combinations are told apart,
     const char* word = "";             ///< and that word
 };
 
+/// "only rotated and quest-pages bound their error": the sketches of which something is true, with what it is.
+template <class Holds>
+std::string only_sketches(Holds&& holds, const char* of_one, const char* of_several) {
+    std::vector<std::string> names;
+    for (const example::sketch_facts& facts : example::all_sketch_facts()) {
+        if (holds(facts)) {
+            names.push_back(facts.name);
+        }
+    }
+    std::string text = "only ";
+    for (std::size_t i = 0; i < names.size(); ++i) {
+        text += (i == 0 ? "" : i + 1 == names.size() ? " and " : ", ") + names[i];
+    }
+    return fmt::format("{} {}", text, names.size() == 1 ? of_one : of_several);
+}
+
 inline const std::vector<conditional_flag>& conditional_flags() {
     using c = combination;
     static const auto plans = [](const c& x) { return x.plan == "water-filling" || x.plan == "greedy"; };
     static const auto fills = [](const c& x) { return x.plan == "water-filling"; };
-    static const auto bounded = [](const c& x) { return x.sketch == "rotated" || x.sketch == "quest-pages"; };
-    static const auto approximate = [](const c& x) { return x.sketch != "exact"; };
-    static const auto coded = [](const c& x) { return approximate(x) && x.sketch != "quest-pages"; };
+    using example::facts_of_sketch;
+    using example::sketch_facts;
+    static const auto bounded = [](const c& x) { return facts_of_sketch(x.sketch).bounded; };
+    static const auto approximate = [](const c& x) { return !facts_of_sketch(x.sketch).exact; };
+    static const auto coded = [](const c& x) { return (facts_of_sketch(x.sketch).uses & example::uses_bits) != 0; };
     static const auto proven = [](const c& x) {
         return x.target == "denominator" && (!approximate(x) || x.bounds == "sketch");
     };
@@ -68,7 +79,7 @@ inline const std::vector<conditional_flag>& conditional_flags() {
         {"--bounds",
          &c::bounds,
          bounded,
-         "only rotated and quest-pages bound their error",
+         only_sketches([](const sketch_facts& f) { return f.bounded; }, "bounds its error", "bound their error"),
          {"--sketch"},
          "sketch",
          "bounds carried"},
@@ -92,11 +103,17 @@ inline const std::vector<conditional_flag>& conditional_flags() {
          [](const c& x) { return x.checked(); },
          "nothing is checked",
          {"--plan", "--sketch", "--target", "--bounds", "--check"}},
-        {"--bits", nullptr, coded, "only rope-pairs, per-channel and rotated store codes", {"--sketch"}},
+        {"--bits",
+         nullptr,
+         coded,
+         only_sketches([](const sketch_facts& f) { return (f.uses & example::uses_bits) != 0; }, "stores codes",
+                       "store codes"),
+         {"--sketch"}},
         {"--pairs",
          nullptr,
-         [](const c& x) { return x.sketch == "rope-pairs"; },
-         "only rope-pairs leaves channel pairs out",
+         [](const c& x) { return (facts_of_sketch(x.sketch).uses & example::uses_pairs) != 0; },
+         only_sketches([](const sketch_facts& f) { return (f.uses & example::uses_pairs) != 0; },
+                       "leaves channel pairs out", "leave channel pairs out"),
          {"--sketch"}},
         {"--shortlist", nullptr, approximate, "with the exact sketch all weights are exact", {"--sketch"}},
         {"--shrinkage",

@@ -6,31 +6,24 @@
 #include <optional>
 
 #include "common/plot.hpp"
+#include "common/registry.hpp"
+#include "common/replay.hpp"
 #include "common/table.hpp"
 #include "common/trace.hpp"
-#include "replay.hpp"
 #include "report.hpp"
 #include "requirements.hpp"
 #include "settings.hpp"
 
 namespace {
 
-verkv::rope_pairing pairing_of(const example::trace_info& t, const settings& s) {
-    if (!t.pairing) {
-        throw example::trace_error(s.trace + "/meta.json", "says no RoPE pairing, which the rope-pairs sketch needs");
-    }
-    return *t.pairing;
-}
-
 /// Calls use(sketch, target) with those of a combination.
 template <class T, class Use>
 auto with_policies(const example::trace<T>& t, const settings& s, const combination& c, Use&& use) {
-    const auto with_target = [&](const auto& sketch) {
+    const example::sketch_options options{
+        .key_dim = t.shape.key_dim, .bits = s.bits, .pairs = s.pairs, .pairing = [&] { return t.known_pairing(); }};
+    return example::with_sketch<T>(c.sketch, options, [&](const auto& sketch) {
         return c.target == "output" ? use(sketch, verkv::output{}) : use(sketch, verkv::denominator{});
-    };
-    return c.sketch == "exact"
-               ? with_target(verkv::exact_sketch<T>{})
-               : with_target(chosen_sketch<T>(c.sketch, t.shape.key_dim, s, [&] { return pairing_of(t, s); }));
+    });
 }
 
 template <class T>
@@ -56,9 +49,9 @@ run_results run(const example::trace<T>& t, const settings& s) {
     executor* threads = pool ? &*pool : nullptr;
     example::progress progress("verify_decode", found.choices.size() + 2);
     progress.update(0, s.scorer);
-    const auto importance = importance_of(t, s);
+    const auto importance = importance_of(t, s.scorer);
     progress.update(1, "dense attention");
-    const truth dense = dense_truth(t, steps);
+    const example::truth dense = dense_truth(t, steps);
     std::vector<std::vector<result>> results;
     for (const combination& c : found.choices) {
         progress.update(results.size() + 2, flags_of(c, s));

@@ -10,11 +10,13 @@
 #include <vector>
 
 #include "combinations.hpp"
+#include "common/combination.hpp"
 #include "common/plot.hpp"
 #include "common/table.hpp"
 #include "common/trace.hpp"
-#include "result.hpp"
 #include "settings.hpp"
+
+using result = example::replay_result;
 
 /// Everything that a run has found.
 struct run_results {

@@ -11,19 +11,15 @@
 #include <vector>
 
 #include "common/arguments.hpp"
+#include "common/combination.hpp"
+#include "common/registry.hpp"
 
-struct settings {
+struct settings : example::replay_options {
     std::string trace = VERKV_EXAMPLE_DATA_DIR "/smollm2-8k-layer15";
-    double kept = 1.0 / 16;
-    std::size_t sink = 64;
-    std::size_t local = 64;
-    std::vector<double> epsilon{0.01, 0.05, 0.1, 0.3};
-    double delta = 0.1;
     std::string scorer = "largest-attention";
     std::vector<std::string> sketch{"exact", "rope-pairs"};
     unsigned bits = 2;
     double pairs = 0.25;
-    std::string shrinkage = "binary";
     std::vector<std::string> plan{"water-filling", "greedy", "never"};
     std::vector<std::string> tail{"bernstein"};
     std::vector<std::string> target{"denominator", "output"};
@@ -32,11 +28,7 @@ struct settings {
     std::vector<std::string> uniforms{"permanent"};
     std::vector<std::string> bounds{"none"};
     std::vector<std::string> exact_for{"shortlist"};
-    std::size_t rounds = 15;
-    std::size_t shortlist = 128;
     std::size_t steps = 0;  // 0: all
-    std::size_t redraws = 8;
-    std::uint64_t seed = 1;
     std::size_t threads = 1;
     std::string json;
     std::string plot;
@@ -71,9 +63,9 @@ inline void add_options(CLI::App& app, settings& s) {
     example::add_fraction(app, "--delta", s.delta, {0, 1, false, false},
                           "share of the decisions whose error may be larger");
     app.add_option("--scorer", s.scorer, "how prefill ranks tokens")
-        ->check(CLI::IsMember({"largest-attention", "snapkv", "streaming-llm", "key-norm"}))
+        ->check(CLI::IsMember(example::names_of(example::scorers)))
         ->capture_default_str();
-    example::add_names(app, "--sketch", s.sketch, {"exact", "rope-pairs", "per-channel", "rotated", "quest-pages"},
+    example::add_names(app, "--sketch", s.sketch, example::names_of(example::sketches<verkv::half>),
                        "how decode estimates weights");
     example::add_count(app, "--bits", s.bits, 1, 8, "bits a channel of a sketch of codes; rotated takes at most 4");
     example::add_fraction(app, "--pairs", s.pairs, {0, 1, false, true},

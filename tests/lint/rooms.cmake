@@ -1,7 +1,7 @@
 # A room knows core/, cpu/ and the rooms before it, in the order the data walks; core/ knows core/ alone.
 cmake_minimum_required(VERSION 3.25)
 get_filename_component(root "${CMAKE_CURRENT_LIST_DIR}/../.." ABSOLUTE)
-set(rooms core score sample sketch certify plan store attend cache)
+set(rooms core score sample sketch certify plan store attend baseline cache)
 foreach(room ${rooms})
     list(APPEND known ${room})
     set(allowed ${known})

@@ -2,7 +2,7 @@
 #     cmake -D WRITE=ON -P tests/lint/umbrella.cmake
 cmake_minimum_required(VERSION 3.25)
 get_filename_component(root "${CMAKE_CURRENT_LIST_DIR}/../.." ABSOLUTE)
-set(rooms core score sample sketch certify plan store attend cpu cache)
+set(rooms core score sample sketch certify plan store attend baseline cpu cache)
 set(text "// Everything on the CPU side of verkv. Made by tests/lint/umbrella.cmake.\n#pragma once\n")
 file(GLOB_RECURSE left RELATIVE "${root}/include" "${root}/include/verkv/*.hpp")
 list(FILTER left EXCLUDE REGEX "/detail/|^verkv/verkv.hpp$|^verkv/cuda/")

@@ -190,3 +190,17 @@ TEST_CASE("caches that do not see what was written", "[emulator]") {
     CHECK(fault_of(gpu, toy{{.blocks_x = 3, .threads = 32}, [=](auto& b) { last(b, plain); }}).find("coherent load") !=
           std::string::npos);
 }
+
+TEST_CASE("a thread that waits for another one for ever", "[emulator]") {
+    machine gpu;
+    std::vector<unsigned> flag(1);
+    gpu.in_out("flag", std::span<unsigned>(flag));
+    gpu.most_accesses = 10000;
+    const toy spins{{.blocks_x = 2, .threads = 32}, [p = flag.data()](auto& b) {
+                        while (b.atomic_add(p, 0) == 0) {
+                        }
+                    }};
+    CHECK(caught(gpu, spins, {"more than 10000 accesses", "wait for ever"}));
+    flag[0] = 1;
+    CHECK(first_fault(gpu, spins).empty());
+}

@@ -163,6 +163,22 @@ struct rotated_prompt {
     std::vector<std::vector<std::vector<double>>> raw;
 };
 
+// Given scores as a layer scorer.
+struct layer_of_given {
+    given_scores given;
+
+    template <class Backend, class T>
+    void score(const Backend& exec, const prompt<T>& p, std::size_t kv_head, std::span<float> out) const {
+        given.score(exec, p, kv_head, out);
+    }
+    template <class Backend, class T>
+    void score_layer(const Backend& exec, const prompt<T>& p, matrix_view<float> out) const {
+        for (std::size_t h = 0; h < out.rows; ++h) {
+            given.score(exec, p, h, out.row(h));
+        }
+    }
+};
+
 }  // namespace
 
 TEST_CASE("score: expected attention agrees with full matrices in double") {
@@ -329,4 +345,10 @@ TEST_CASE("score: proportional scores keep their ratios") {
     const std::vector<float> negative{0, 3, -6, 0, 0, 0};
     CHECK(support::refused([&] { proportional(given_scores(negative)).score(cpu{}, owner.view(), 0, out); },
                            {"token 2", "-6"}));
+    CHECK(out == std::vector<float>{0, 0, 0});
+    const std::vector<float> two{2, 1, 0, 0, 5, 4};
+    std::vector<float> layer(6);
+    proportional(layer_of_given{given_scores(two)})
+        .score_layer(cpu{}, owner.view(), matrix_of(std::span<float>(layer), 2, 3));
+    CHECK(layer == std::vector<float>{1, 0.5f, 0, 0, 1, 0.8f});
 }

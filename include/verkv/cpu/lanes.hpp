@@ -1,5 +1,5 @@
 // Vectors of floats as wide as the target has them, written with compiler vector extensions: no intrinsics but for
-// half.
+// half, masks and tables.
 #pragma once
 
 #include <cstddef>
@@ -206,6 +206,46 @@ VERKV_ALWAYS_INLINE lanes exp(const lanes& x) {
     const lanes low = select(lanes_cast<int_lanes>(x < -87.3f), lanes{}, inside);
     const lanes high = select(lanes_cast<int_lanes>(x > 88.7f), broadcast(__builtin_inff()), low);
     return select(lanes_cast<int_lanes>(x != x), x, high);
+}
+
+/// Natural logarithm of each lane, for positive normal numbers: error at most 2 units in the last place. Exponent and
+/// mantissa within sqrt(1/2) ... sqrt(2), and the polynomial of Cephes' logf (Moshier).
+VERKV_ALWAYS_INLINE lanes log(const lanes& x) {
+    const word_lanes shifted = lanes_cast<word_lanes>(x) + (0x3f800000u - 0x3f3504f3u);
+    const int_lanes exponent = lanes_cast<int_lanes>(shifted >> 23) - 127;
+    const lanes m = lanes_cast<lanes>((shifted & 0x7fffffu) + 0x3f3504f3u) - 1.0f;
+    const lanes e = __builtin_convertvector(exponent, lanes);
+    lanes y = broadcast(7.0376836292e-2f);
+    y = y * m - 1.1514610310e-1f;
+    y = y * m + 1.1676998740e-1f;
+    y = y * m - 1.2420140846e-1f;
+    y = y * m + 1.4249322787e-1f;
+    y = y * m - 1.6668057665e-1f;
+    y = y * m + 2.0000714765e-1f;
+    y = y * m - 2.4999993993e-1f;
+    y = y * m + 3.3333331174e-1f;
+    const lanes square = m * m;
+    y = (y * m * square - e * 2.12194440e-4f) - 0.5f * square;
+    return (m + y) + e * 0.693359375f;
+}
+
+/// table[index & 15] of each lane.
+VERKV_ALWAYS_INLINE lanes lookup(const float* table, const word_lanes& index) {
+#if VERKV_LANES_WIDTH == 16
+    return lanes_cast<lanes>(
+        _mm512_maskz_permutexvar_ps(0xffff, lanes_cast<__m512i>(index), lanes_cast<__m512>(load(table))));
+#elif VERKV_LANES_WIDTH == 8 && defined(__AVX2__)
+    const __m256i at = lanes_cast<__m256i>(index);
+    const lanes low = lanes_cast<lanes>(_mm256_permutevar8x32_ps(lanes_cast<__m256>(load(table)), at));
+    const lanes high = lanes_cast<lanes>(_mm256_permutevar8x32_ps(lanes_cast<__m256>(load(table + 8)), at));
+    return select(lanes_cast<int_lanes>((index & 8u) != 0u), high, low);
+#else
+    float found[lane_count];
+    for (std::size_t i = 0; i < lane_count; ++i) {
+        found[i] = table[index[i] & 15u];
+    }
+    return load(static_cast<const float*>(found));
+#endif
 }
 
 }  // namespace VERKV_LANES_NAMESPACE

@@ -89,8 +89,9 @@ struct water_filling {
         write_own(static_cast<float>(out.level), w, out);
     }
 
-    /// The plans of the query heads of a group; `out` has one for each. As plan(), O(n heads); a joint plan reads 4
-    /// (heads + 1) bytes a token more. Throws as plan(), and for masses that differ in length.
+    /// The plans of the query heads of a group; `out` has one for each. As plan(), O(n heads): a joint plan reads the
+    /// masses of all heads once, and an eighth, 4 (heads + 1) bytes a token. Throws as plan(), and for masses that
+    /// differ in length.
     void plan_group(const cpu& exec, std::span<const masses_view> m, tolerance t, workspace& w,
                     std::span<verkv::plan> out) const {
         check_group(m, out.size());

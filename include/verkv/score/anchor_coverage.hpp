@@ -79,7 +79,7 @@ private:
             }
             is_anchor[anchor] = 1;
             for_each_task(exec, keys.blocks(), [&](std::size_t b, std::size_t) {
-                keys.cosines(anchor, b, cosine.data());
+                keys.cosines(anchor, b, cosine);
                 for (std::size_t i = keys.first(b); i < keys.last(b); ++i) {
                     const float similar = std::abs(cosine[i]);
                     if (similar > best[i]) {

@@ -23,15 +23,14 @@ using wide_matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen:
 /// Attention of one kept query, all heads: output over all it sees, and what that of the kept tokens is off by.
 template <class T>
 void outputs_of(const prompt<T>& p, std::span<const std::span<const token_index>> kept, std::size_t query,
-                std::vector<float>& scratch, double* full, double* lost) {
+                std::span<float> scratch, double* full, double* lost) {
     const std::size_t group = p.shape.group();
     const std::size_t d = p.shape.key_dim;
     const std::size_t width = p.shape.value_dim;
     const std::size_t seen = tokens_until(p.positions, p.query_positions[query]);
     std::fill_n(full, p.shape.query_heads * width, 0.0);
     std::fill_n(lost, p.shape.query_heads * width, 0.0);
-    scratch.resize(group * (d + p.tokens()));
-    float* const queries = scratch.data();
+    float* const queries = scratch.data();  // [group, key_dim], and logits [group, seen] behind them
     const matrix_view<float> logits{queries + group * d, group, seen, static_cast<std::ptrdiff_t>(seen)};
     for (std::size_t kv = 0; kv < p.shape.kv_heads && seen > 0; ++kv) {
         for (std::size_t g = 0; g < group; ++g) {
@@ -85,17 +84,18 @@ void outputs_of(const prompt<T>& p, std::span<const std::span<const token_index>
 /// sets goes to sample/'s allocation by error.
 /// Needs the output projection and kept queries (the window, or any that stand for later ones).
 /// Time O(queries query_heads (n (d + value_dim) + value_dim model_dim)), reads every key and value once a query, W_o
-/// once; 2 queries query_heads value_dim doubles, and G n floats a worker. Logits in float, all else in double: as both
-/// outputs share their weights, the error is relative, about |logit| (d / lanes + 5) units roundoff.
-/// Same bits for any number of threads. NaN where something that a query sees is not finite.
-/// Throws invalid_argument where inputs do not fit the prompt, no query was kept, or a list of tokens is missing, does
-/// not ascend, or names one that does not exist.
+/// once; 2 queries query_heads value_dim doubles, and G n floats and 256 query_heads value_dim doubles a worker. Logits
+/// in float, all else in double: as both outputs share their weights, the error is relative, about |logit| (d / lanes +
+/// 5) units roundoff. Same bits for any number of threads. NaN where something that a query sees is not finite. Throws
+/// invalid_argument where inputs do not fit the prompt, no query was kept, or a list of tokens is missing, does not
+/// ascend, or names one that does not exist.
 template <class Backend, class P>
 requires carries<P, output_projection<typename P::element>>
 [[nodiscard]] double eviction_error(const Backend& exec, const P& p,
                                     std::span<const std::span<const token_index>> kept) {
     using T = typename P::element;
     using detail::scoring::at;
+    using detail::scoring::wide_matrix;
     const prompt<T>& plain = p;
     validate(plain);
     validate(static_cast<const output_projection<T>&>(p), plain);
@@ -110,9 +110,10 @@ requires carries<P, output_projection<typename P::element>>
         }
     }
     const std::size_t channels = p.shape.query_heads * p.shape.value_dim;
-    detail::scoring::wide_matrix full(at(queries), at(channels));
-    detail::scoring::wide_matrix lost(at(queries), at(channels));
-    std::vector<std::vector<float>> scratch(workers(exec));
+    wide_matrix full(at(queries), at(channels));
+    wide_matrix lost(at(queries), at(channels));
+    std::vector<std::vector<float>> scratch(workers(exec),
+                                            std::vector<float>(p.shape.group() * (p.shape.key_dim + p.tokens())));
     for_each_task(exec, queries, [&](std::size_t j, std::size_t worker) {
         detail::scoring::outputs_of(plain, kept, j, scratch[worker], full.row(at(j)).data(), lost.row(at(j)).data());
     });
@@ -122,17 +123,23 @@ requires carries<P, output_projection<typename P::element>>
     const std::size_t model_dim = p.output_weights.width;
     const std::size_t blocks = (model_dim + block - 1) / block;
     std::vector<double> squares(2 * blocks);
-    for_each_task(exec, blocks, [&](std::size_t b, std::size_t) {
+    std::vector<wide_matrix> weights(workers(exec), wide_matrix(at(channels), at((std::min)(block, model_dim))));
+    std::vector<wide_matrix> product(workers(exec), wide_matrix(at(queries), at((std::min)(block, model_dim))));
+    for_each_task(exec, blocks, [&](std::size_t b, std::size_t worker) {
         const std::size_t first = b * block;
         const std::size_t count = (std::min)(block, model_dim - first);
-        detail::scoring::wide_matrix weights(at(channels), at(count));
+        auto part = weights[worker].leftCols(at(count));
         for (std::size_t c = 0; c < channels; ++c) {
+            const T* const row = p.output_weights[c] + first;
             for (std::size_t e = 0; e < count; ++e) {
-                weights(at(c), at(e)) = static_cast<double>(to_float(p.output_weights[c][first + e]));
+                part(at(c), at(e)) = static_cast<double>(to_float(row[e]));
             }
         }
-        squares[2 * b] = detail::scoring::wide_matrix(lost * weights).squaredNorm();
-        squares[2 * b + 1] = detail::scoring::wide_matrix(full * weights).squaredNorm();
+        auto out = product[worker].leftCols(at(count));
+        out.noalias() = lost * part;
+        squares[2 * b] = out.squaredNorm();
+        out.noalias() = full * part;
+        squares[2 * b + 1] = out.squaredNorm();
     });
     double off = 0;
     double all = 0;

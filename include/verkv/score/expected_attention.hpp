@@ -14,6 +14,7 @@
 #include "verkv/core/rope.hpp"
 #include "verkv/score/compose.hpp"
 #include "verkv/score/detail/checks.hpp"
+#include "verkv/score/detail/norm.hpp"
 #include "verkv/score/detail/quadratic_form.hpp"
 #include "verkv/score/proportional.hpp"
 
@@ -179,22 +180,12 @@ private:
         for (std::size_t i = 0; i < attention.size(); ++i) {
             double a = attention[i] / static_cast<double>(heads) + static_cast<double>(epsilon);
             if (use_value_norm) {
-                a *= norm(p.values[kv_head][skipped + i], p.shape.value_dim);
+                a *= detail::scoring::norm_of(p.values[kv_head][skipped + i], p.shape.value_dim);
             }
             out[skipped + i] = static_cast<float>(a);
             largest = std::isfinite(a) ? (std::max)(largest, static_cast<float>(a)) : largest;
         }
         std::fill_n(out.begin(), skipped, largest);
-    }
-
-    template <class T>
-    static double norm(const T* row, std::size_t width) {
-        double square = 0;
-        for (std::size_t c = 0; c < width; ++c) {
-            const auto x = static_cast<double>(to_float(row[c]));
-            square += x * x;
-        }
-        return std::sqrt(square);
     }
 };
 

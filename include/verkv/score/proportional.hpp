@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "verkv/core/concepts.hpp"
 #include "verkv/score/detail/checks.hpp"
@@ -23,38 +24,50 @@ struct proportional_scorer {
     requires scorer<Inner, Backend, P>
     void score(const Backend& exec, const P& p, std::size_t kv_head, std::span<float> out) const {
         detail::scoring::check_kv_head(p, kv_head, out);
-        inner.score(exec, p, kv_head, out);
-        divide(out);
+        std::vector<float> raw(out.size());
+        inner.score(exec, p, kv_head, std::span<float>(raw));
+        divide(raw, largest_of(raw), out);
     }
 
     template <class Backend, class P>
     requires head_scorer<Inner, Backend, P>
     void score_head(const Backend& exec, const P& p, std::size_t query_head, std::span<float> out) const {
         detail::scoring::check_query_head(p, query_head, out);
-        inner.score_head(exec, p, query_head, out);
-        divide(out);
+        std::vector<float> raw(out.size());
+        inner.score_head(exec, p, query_head, std::span<float>(raw));
+        divide(raw, largest_of(raw), out);
     }
 
     template <class Backend, class P>
     requires layer_scorer<Inner, Backend, P>
     void score_layer(const Backend& exec, const P& p, matrix_view<float> out) const {
         detail::scoring::check_layer(p, out);
-        inner.score_layer(exec, p, out);
+        std::vector<float> raw(out.rows * out.columns);
+        const matrix_view<float> scores = matrix_of(std::span<float>(raw), out.rows, out.columns);
+        inner.score_layer(exec, p, scores);
+        std::vector<float> largest(out.rows);
         for (std::size_t h = 0; h < out.rows; ++h) {
-            divide(out.row(h));
+            largest[h] = largest_of(scores.row(h));
+        }
+        for (std::size_t h = 0; h < out.rows; ++h) {
+            divide(scores.row(h), largest[h], out.row(h));
         }
     }
 
 private:
-    static void divide(std::span<float> out) {
+    static float largest_of(std::span<const float> scores) {
         float largest = 0;
-        for (std::size_t i = 0; i < out.size(); ++i) {
-            detail::check(std::isfinite(out[i]) && out[i] >= 0, "score of token ", i, " is ", out[i],
+        for (std::size_t i = 0; i < scores.size(); ++i) {
+            detail::check(std::isfinite(scores[i]) && scores[i] >= 0, "score of token ", i, " is ", scores[i],
                           "; proportional() takes finite scores that are not negative");
-            largest = out[i] > largest ? out[i] : largest;
+            largest = scores[i] > largest ? scores[i] : largest;
         }
-        for (float& x : out) {
-            x = largest > 0 ? x / largest : x;
+        return largest;
+    }
+
+    static void divide(std::span<const float> scores, float largest, std::span<float> out) {
+        for (std::size_t i = 0; i < out.size(); ++i) {
+            out[i] = largest > 0 ? scores[i] / largest : scores[i];
         }
     }
 };

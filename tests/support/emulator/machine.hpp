@@ -32,6 +32,9 @@ public:
     /// Shared memory that a block of any launch may ask for: 163 KiB, what sm_80 has. (sm_90 and sm_100 have 227 KiB.)
     std::size_t most_shared_bytes = 163 * 1024;
 
+    /// Accesses to memory in one launch before it is taken to wait for ever.
+    std::uint64_t most_accesses = std::uint64_t{1} << 30;
+
     machine() = default;
     machine(const machine&) = delete;
     machine& operator=(const machine&) = delete;
@@ -76,6 +79,7 @@ public:
         launch.kernel = name_of_type(typeid(Kernel));
         launch.shape = kernel.shape();
         check(launch, Kernel::most_threads);
+        launch.most_accesses = most_accesses;
         launch.order = order;
         launch.memory = &memory_;
         launch.number = ++launches_;

@@ -94,6 +94,7 @@ private:
 
     void add_row(float* row, std::size_t length) {
         constexpr float lowest = std::numeric_limits<float>::lowest();
+        // Below every logit: weight 0. Where nothing is sound it does not matter, all sums are NaN in the end.
         for (std::size_t i = 0; !all_sound_ && i < length; ++i) {
             row[i] = sound_[i] ? row[i] : lowest;
         }
@@ -104,11 +105,8 @@ private:
         Eigen::Map<Eigen::ArrayXf, Eigen::AlignedMax> packets(row, at(padded));
         packets = (packets - top).exp();
         std::fill(row + length, row + padded, 0.0f);
-        for (std::size_t i = 0; !all_sound_ && i < length; ++i) {
-            row[i] = sound_[i] ? row[i] : 0.0f;
-        }
         const double mass = packets.template cast<double>().sum();
-        if (mass == 0) {  // not one sound key
+        if (mass == 0) {  // every logit is -infinity
             return;
         }
         const double share = 1 / mass;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "verkv/core/views.hpp"
@@ -60,14 +61,14 @@ public:
     [[nodiscard]] bool sound(std::size_t i) const { return sound_[i] != 0; }
     [[nodiscard]] double length(std::size_t i) const { return length_[i]; }
 
-    // Cosines of a block's keys with one key; 0 where one of them has no direction.
-    void cosines(std::size_t with, std::size_t b, float* out) const {
+    // Cosines of a block's keys with one key, written to their places in out, [token]; 0 where one has no direction.
+    void cosines(std::size_t with, std::size_t b, std::span<float> out) const {
         const auto width = static_cast<std::ptrdiff_t>(keys_.width);
         const std::size_t count = last(b) - first(b);
         const rows<float> one{unit_.data() + with * keys_.width, width, 1, keys_.width, nullptr};
         const rows<float> these{unit_.data() + first(b) * keys_.width, width, count, keys_.width, nullptr};
-        score_blocks(one, 1.0f, these,
-                     matrix_view<float>{out + first(b), 1, count, static_cast<std::ptrdiff_t>(count)});
+        const std::span<float> part = out.subspan(first(b), count);
+        score_blocks(one, 1.0f, these, matrix_view<float>{part.data(), 1, count, static_cast<std::ptrdiff_t>(count)});
     }
 
     // The key that is no anchor and has the most left, given its largest |cosine| with one; size() where nothing is.

@@ -1,15 +1,14 @@
 // Parts of the pipeline that are chosen by name while the program runs.
 #pragma once
 
-#include <stdexcept>
+#include <span>
 #include <string>
-#include <type_traits>
-#include <variant>
-#include <vector>
+#include <utility>
 
-#include "combinations.hpp"
-#include "settings.hpp"
+#include "common/combination.hpp"
 #include "verkv/verkv.hpp"
+
+namespace example {
 
 /// Which tokens get exact weights.
 struct chosen_exact {
@@ -96,11 +95,11 @@ private:
     verkv::group_plan group_ = verkv::group_plan::joint;
 };
 
-inline chosen_planner planner_of(const combination& c, const settings& s) {
+inline chosen_planner planner_of(const combination& c, const replay_options& s) {
     return {c, s.shrinkage};
 }
 
-inline verkv::step_policies policies_of(const combination& c, const settings& s) {
+inline verkv::step_policies policies_of(const combination& c, const replay_options& s) {
     verkv::step_policies p;
     p.check.rounds = c.check == "sample" ? s.rounds : 0;
     p.uniforms = c.uniforms == "fresh" ? verkv::uniform_policy::fresh : verkv::uniform_policy::permanent;
@@ -108,72 +107,4 @@ inline verkv::step_policies policies_of(const combination& c, const settings& s)
     return p;
 }
 
-/// One of the approximate sketches, as one type.
-template <class T>
-class chosen_sketch {
-public:
-    template <class Pairing>
-    chosen_sketch(const std::string& name, std::size_t key_dim, const settings& s, Pairing&& pairing)
-        : held_([&]() -> any {
-              if (name == "rope-pairs") {
-                  return verkv::rope_pair_sketch(
-                      {.key_dim = key_dim, .pairing = pairing(), .bits = s.bits, .pair_fraction = s.pairs});
-              }
-              if (name == "per-channel") {
-                  return verkv::per_channel_sketch(key_dim, s.bits);
-              }
-              if (name == "rotated") {
-                  return verkv::rotated_sketch({.key_dim = key_dim, .bits = s.bits});
-              }
-              return verkv::quest_page_sketch({.key_dim = key_dim});
-          }()) {}
-
-    void fit(const verkv::cpu& exec, verkv::rows<T> keys) {
-        std::visit([&](auto& sketch) { sketch.fit(exec, keys); }, held_);
-    }
-    void append(const verkv::cpu& exec, verkv::rows<T> keys) {
-        std::visit([&](auto& sketch) { sketch.append(exec, keys); }, held_);
-    }
-    void estimate(const verkv::cpu& exec, verkv::rows<float> queries, float scale,
-                  verkv::matrix_view<float> logits) const {
-        std::visit([&](const auto& sketch) { sketch.estimate(exec, queries, scale, logits); }, held_);
-    }
-    void estimate(const verkv::cpu& exec, verkv::rows<float> queries, float scale, verkv::matrix_view<float> logits,
-                  verkv::matrix_view<float> bounds) const {
-        std::visit(
-            [&](const auto& sketch) {
-                using held = std::remove_cvref_t<decltype(sketch)>;
-                if constexpr (verkv::bounded_sketch<held, verkv::cpu, T>) {
-                    sketch.estimate(exec, queries, scale, logits, bounds);
-                } else {
-                    throw std::logic_error("this sketch has no bounds");
-                }
-            },
-            held_);
-    }
-    [[nodiscard]] double bound_failure() const {
-        return std::visit(
-            [](const auto& sketch) {
-                using held = std::remove_cvref_t<decltype(sketch)>;
-                if constexpr (verkv::bounded_sketch<held, verkv::cpu, T>) {
-                    return static_cast<double>(sketch.bound_failure());
-                } else {
-                    return 0.0;
-                }
-            },
-            held_);
-    }
-    [[nodiscard]] std::size_t size() const {
-        return std::visit([](const auto& sketch) { return sketch.size(); }, held_);
-    }
-    [[nodiscard]] std::size_t bytes() const {
-        return std::visit([](const auto& sketch) { return sketch.bytes(); }, held_);
-    }
-    void erase(std::size_t first, std::size_t last) {
-        std::visit([&](auto& sketch) { sketch.erase(first, last); }, held_);
-    }
-
-private:
-    using any = std::variant<verkv::rope_pair_sketch, verkv::rotated_sketch, verkv::quest_page_sketch>;
-    any held_;
-};
+}  // namespace example

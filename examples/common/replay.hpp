@@ -2,107 +2,24 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "choices.hpp"
+#include "common/choices.hpp"
+#include "common/combination.hpp"
+#include "common/dense.hpp"
 #include "common/trace.hpp"
-#include "result.hpp"
-#include "settings.hpp"
 #include "verkv/verkv.hpp"
 
-inline double median(std::vector<double> x) {
-    if (x.empty()) {
-        return 0;
-    }
-    const auto middle = x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2);
-    std::nth_element(x.begin(), middle, x.end());
-    return *middle;
-}
-
-/// Dense attention of the decode steps: what every estimate is compared with, and how long it takes.
-struct truth {
-    std::vector<float> output;  // [step, query head, value_dim]
-    std::vector<float> lse;     // [step, query head]
-    double milliseconds = 0;    // a KV head and step, median
-};
-
-template <class T>
-truth dense_truth(const example::trace<T>& t, std::span<const std::size_t> steps) {
-    using namespace verkv;
-    const geometry& shape = t.shape;
-    const std::size_t group = shape.group();
-    const std::size_t width = shape.key_dim + shape.value_dim;
-    truth result;
-    result.output.resize(steps.size() * shape.query_heads * shape.value_dim);
-    result.lse.resize(steps.size() * shape.query_heads);
-    std::vector<double> seconds;
-    std::vector<T> memory(t.tokens * width);  // rows as the cache stores them: key, then value
-    std::vector<float> queries(group * shape.key_dim);
-    attend_workspace workspace;
-    for (std::size_t h = 0; h < shape.kv_heads; ++h) {
-        for (std::size_t i = 0; i < t.tokens; ++i) {
-            std::copy_n(t.keys().row(i, h), shape.key_dim, memory.begin() + static_cast<std::ptrdiff_t>(i * width));
-            std::copy_n(t.values().row(i, h), shape.value_dim,
-                        memory.begin() + static_cast<std::ptrdiff_t>(i * width + shape.key_dim));
-        }
-        for (std::size_t s = 0; s < steps.size(); ++s) {
-            for (std::size_t g = 0; g < group; ++g) {
-                const T* q = t.queries().row(t.decode_row(steps[s]), h * group + g);
-                for (std::size_t c = 0; c < shape.key_dim; ++c) {
-                    queries[g * shape.key_dim + c] = to_float(q[c]);
-                }
-            }
-            const auto n = static_cast<std::size_t>(t.decode_position(steps[s])) + 1;
-            const auto stride = static_cast<std::ptrdiff_t>(width);
-            const std::size_t at = s * shape.query_heads + h * group;
-            const auto start = std::chrono::steady_clock::now();
-            dense_attention(cpu{}, contiguous_rows(std::span<const float>(queries), shape.key_dim), shape.logit_scale(),
-                            rows<T>{memory.data(), stride, n, shape.key_dim, nullptr},
-                            rows<T>{memory.data() + shape.key_dim, stride, n, shape.value_dim, nullptr}, workspace,
-                            {result.output.data() + at * shape.value_dim, group, shape.value_dim,
-                             static_cast<std::ptrdiff_t>(shape.value_dim)},
-                            std::span(result.lse).subspan(at, group));
-            seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-        }
-    }
-    result.milliseconds = 1e3 * median(seconds);
-    return result;
-}
-
-/// Importance of the prompt's tokens for each KV head, by the scorer of the settings.
-template <class T>
-std::vector<std::vector<float>> importance_of(const example::trace<T>& t, const settings& s) {
-    std::vector<std::size_t> kept(t.first_decode_row());
-    std::iota(kept.begin(), kept.end(), std::size_t{0});
-    const auto prompt = example::prompt_of(t, kept);
-    std::vector<std::vector<float>> scores(t.shape.kv_heads, std::vector<float>(t.prefill_tokens));
-    const auto score = [&](const auto& scorer) {
-        for (std::size_t h = 0; h < t.shape.kv_heads; ++h) {
-            scorer.score(verkv::cpu{}, prompt.view(), h, std::span<float>(scores[h]));
-        }
-    };
-    if (s.scorer == "largest-attention") {
-        score(verkv::largest_attention{});
-    } else if (s.scorer == "snapkv") {
-        score(verkv::make_snapkv());
-    } else if (s.scorer == "streaming-llm") {
-        score(verkv::streaming_llm{});
-    } else {
-        score(verkv::key_norm{});
-    }
-    return scores;
-}
+namespace example {
 
 /// A cache for one combination of choices.
 template <class T, class Sketch, class Target>
-auto make_cache(const example::trace<T>& t, const settings& s, std::size_t requests, std::size_t tokens,
+auto make_cache(const trace<T>& t, const replay_options& s, std::size_t requests, std::size_t tokens,
                 const Sketch& sketch, const Target& target, const combination& choice, verkv::executor* threads) {
     const verkv::cache_config config{.shape = t.shape,
                                      .layer = t.layer,
@@ -119,7 +36,7 @@ auto make_cache(const example::trace<T>& t, const settings& s, std::size_t reque
 /// Decodes once on the first tokens of the prompt, so that what a combination cannot do is known before anything is
 /// computed. Throws what compressing and decoding throw.
 template <class T, class Sketch, class Target>
-void try_out(const example::trace<T>& t, const settings& s, const Sketch& sketch, const Target& target,
+void try_out(const trace<T>& t, const replay_options& s, const Sketch& sketch, const Target& target,
              const combination& choice) {
     using namespace verkv;
     const std::size_t tokens = (std::min)(t.prefill_tokens, std::size_t{64});
@@ -136,22 +53,25 @@ void try_out(const example::trace<T>& t, const settings& s, const Sketch& sketch
     }
 }
 
-/// Runs one combination of choices: a result for each epsilon.
+/// Runs one combination of choices: a result for each epsilon. With `exact`, results say how much attention the
+/// resident tokens have.
 template <class T, class Sketch, class Target>
-std::vector<result> replay(const example::trace<T>& t, const settings& s, const truth& dense,
-                           std::span<const std::size_t> steps, const std::vector<std::vector<float>>& importance,
-                           const Sketch& sketch, const Target& target, const combination& choice,
-                           verkv::executor* threads) {
+std::vector<replay_result> replay(const trace<T>& t, const replay_options& s, const truth& dense,
+                                  std::span<const std::size_t> steps, const std::vector<std::vector<float>>& importance,
+                                  const Sketch& sketch, const Target& target, const combination& choice,
+                                  verkv::executor* threads, const attention_shares* exact = nullptr) {
     using namespace verkv;
     const geometry& shape = t.shape;
     const std::size_t requests = s.epsilon.size();
     auto cache = make_cache(t, s, requests, t.tokens, sketch, target, choice, threads);
 
-    std::vector<result> results(requests);
+    std::vector<replay_result> results(requests);
     struct times {
         std::vector<double> sketch, decide, fetch, attend;
     };
     std::vector<times> seconds(requests);
+    std::vector<std::vector<double>> errors(requests);
+    double resident_attention = exact == nullptr ? std::numeric_limits<double>::quiet_NaN() : 0;
     std::vector<position_t> positions(t.tokens);
     std::iota(positions.begin(), positions.end(), position_t{0});
     std::vector<std::span<const float>> per_head(importance.begin(), importance.end());
@@ -179,7 +99,7 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
                 const rows<T> queries = t.queries().token(t.decode_row(steps[step]));
                 const decode_item<T> item{ids[e], queries, output, lse};
                 const step_report& report = cache.decode(item, {s.epsilon[e], s.delta});
-                result& r = results[e];
+                replay_result& r = results[e];
                 const double context = static_cast<double>(n);
                 for (std::size_t h = 0; h < shape.kv_heads; ++h) {
                     const kv_head_report& head = report.kv_head(0, h);
@@ -195,15 +115,7 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
                 for (std::size_t h = 0; h < shape.query_heads; ++h) {
                     const query_head_report& head = report.query_head(0, h);
                     const std::size_t at = step * shape.query_heads + h;
-                    double difference = 0;
-                    double norm = 0;
-                    for (std::size_t c = 0; c < shape.value_dim; ++c) {
-                        const auto exact_o = static_cast<double>(dense.output[at * shape.value_dim + c]);
-                        const double d = static_cast<double>(output[h * shape.value_dim + c]) - exact_o;
-                        difference += d * d;
-                        norm += exact_o * exact_o;
-                    }
-                    const double output_error = norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
+                    const double error = output_error(t, dense, step, h, output.data() + h * shape.value_dim);
                     const double denominator_error =
                         std::fabs(std::expm1(head.denominator_lse - static_cast<double>(dense.lse[at])));
                     ++r.decisions;
@@ -211,11 +123,20 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
                     r.rows_read_per_query_head += head.rows_planned / context;
                     // Written so that NaN counts as a failure.
                     r.failures_denominator += !(denominator_error <= s.epsilon[e]);
-                    r.failures_output += !(output_error <= s.epsilon[e]);
+                    r.failures_output += !(error <= s.epsilon[e]);
                     r.mean_denominator_error += denominator_error;
-                    r.mean_output_error += output_error;
+                    r.mean_output_error += error;
+                    errors[e].push_back(error);
                     r.mean_certificate += head.certificate_after;
                     r.mean_certificate_observed += head.certificate_observed;
+                }
+            }
+            for (std::size_t h = 0; h < shape.query_heads && exact != nullptr; ++h) {
+                const std::vector<float>& share = (*exact)[step * shape.query_heads + h];
+                for (std::size_t i = 0; i < n; ++i) {
+                    if (cache.resident(ids[0], h / shape.group(), static_cast<token_index>(i))) {
+                        resident_attention += static_cast<double>(share[i]);
+                    }
                 }
             }
             have = n;
@@ -223,20 +144,27 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
         if (draw + 1 == s.redraws) {
             const double cache_bytes =
                 static_cast<double>(t.prefill_tokens * (shape.key_dim + shape.value_dim) * sizeof(T));
+            double bytes = 0;
+            double tokens = 0;
             for (std::size_t h = 0; h < shape.kv_heads; ++h) {
-                results[0].sketch_bytes_share += static_cast<double>(cache.sketch_of(ids[0], h).bytes()) / cache_bytes;
+                bytes += static_cast<double>(cache.sketch_of(ids[0], h).bytes());
+                tokens += static_cast<double>(cache.sketch_of(ids[0], h).size());
             }
-            results[0].sketch_bytes_share /= static_cast<double>(shape.kv_heads);
+            results[0].sketch_bytes_share = bytes / static_cast<double>(shape.kv_heads) / cache_bytes;
+            results[0].sketch_bytes_per_token = bytes / tokens;
         }
         for (const request_id id : ids) {
             cache.release(id);
         }
     }
     for (std::size_t e = 0; e < requests; ++e) {
-        result& r = results[e];
+        replay_result& r = results[e];
         r.epsilon = s.epsilon[e];
         r.choice = choice;
         r.sketch_bytes_share = results[0].sketch_bytes_share;
+        r.sketch_bytes_per_token = results[0].sketch_bytes_per_token;
+        r.p99_output_error = quantile(errors[e], 0.99);
+        r.resident_attention = resident_attention / static_cast<double>(s.redraws * steps.size() * shape.query_heads);
         const auto decisions = static_cast<double>(r.decisions);
         const double heads = decisions / static_cast<double>(shape.group());
         for (double* x :
@@ -260,3 +188,5 @@ std::vector<result> replay(const example::trace<T>& t, const settings& s, const 
     }
     return results;
 }
+
+}  // namespace example

@@ -1,0 +1,133 @@
+// Everything side by side on a real attention trace: scorers, sketches and plans of verkv, and the field's estimators.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/dense.hpp"
+#include "common/output_file.hpp"
+#include "common/plot.hpp"
+#include "common/table.hpp"
+#include "common/trace.hpp"
+#include "report.hpp"
+#include "row.hpp"
+#include "run_baselines.hpp"
+#include "run_caches.hpp"
+#include "settings.hpp"
+#include "verkv/cpu/thread_pool.hpp"
+
+namespace {
+
+using compare::row;
+using compare::settings;
+
+std::vector<std::string> plot_files(const settings& s) {
+    return {s.plot + "-error.svg", s.plot + "-scorers.svg", s.plot + "-sketches.svg"};
+}
+
+/// Files that cannot be written are worth knowing of before anything is computed.
+void require_outputs(const settings& s) {
+    std::vector<std::string> files{s.csv, s.json};
+    if (!s.plot.empty()) {
+        for (const std::string& file : plot_files(s)) {
+            files.push_back(file);
+        }
+    }
+    for (const std::string& file : files) {
+        if (!file.empty()) {
+            example::require_writable(file);
+        }
+    }
+}
+
+template <class T>
+std::vector<row> run(const example::trace<T>& t, const settings& s) {
+    const example::sketch_options options{
+        .key_dim = t.shape.key_dim, .bits = s.bits, .pairing = [&] { return t.known_pairing(); }};
+    const auto steps = t.spread_steps(s.steps);
+    const auto choices = compare::cache_choices(s);
+    for (const compare::cache_choice& c : choices) {  // what cannot be had is said at once
+        example::with_sketch<T>(c.choice.sketch, options, [](const auto&) { return 0; });
+        (void)example::scorer_of(t, c.scorer);
+    }
+    const bool with_baselines = std::find(s.parts.begin(), s.parts.end(), "baselines") != s.parts.end();
+    std::optional<verkv::thread_pool> pool;
+    if (s.threads != 1) {
+        pool.emplace(s.threads);
+    }
+    example::progress progress("compare", choices.size() + 1 + (with_baselines ? s.baselines.size() : 0));
+    std::size_t done = 0;
+    progress.update(done, "dense attention");
+    const example::truth dense = example::dense_truth(t, steps);
+    const example::attention_shares exact = example::exact_shares(t, steps, dense);
+    std::vector<row> rows;
+    std::map<std::string, std::vector<std::vector<float>>> importance;
+    for (const compare::cache_choice& c : choices) {
+        progress.update(++done, fmt::format("{}, {}, {}", c.scorer, c.choice.sketch, c.choice.plan));
+        auto& scores = importance[c.scorer];
+        if (scores.empty()) {
+            scores = example::importance_of(t, c.scorer);
+        }
+        for (row& r : compare::run_cache(t, s, dense, steps, exact, scores, options, c, pool ? &*pool : nullptr)) {
+            rows.push_back(std::move(r));
+        }
+    }
+    if (with_baselines) {
+        const auto ground = compare::ground_of(t, s, steps, dense, exact);
+        for (row& r : compare::run_baselines(ground, s, options,
+                                             [&](const std::string& name) { progress.update(++done, name); })) {
+            rows.push_back(std::move(r));
+        }
+    }
+    progress.finish();
+    return rows;
+}
+
+void write(const std::string& file, const std::string& text) {
+    std::ofstream out(file, std::ios::binary | std::ios::trunc);
+    out << text;
+    if (!out.flush()) {
+        throw example::file_error(file, "cannot be written");
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    CLI::App app(
+        "Compares, on a recorded trace, what the parts of verkv and the field's estimators read, and how far they are "
+        "off.");
+    settings s;
+    compare::add_options(app, s);
+    CLI11_PARSE(app, argc, argv);
+    std::sort(s.epsilon.begin(), s.epsilon.end());
+    try {
+        require_outputs(s);
+        const example::any_trace loaded = example::load_trace(s.trace);
+        const example::trace_info& t = example::info(loaded);
+        const std::vector<row> rows = std::visit([&](const auto& typed) { return run(typed, s); }, loaded);
+        compare::print_results(t, s, rows);
+        if (!s.csv.empty()) {
+            write(s.csv, compare::as_csv(rows));
+        }
+        if (!s.json.empty()) {
+            write(s.json, compare::as_json(rows).dump(1) + "\n");
+        }
+        if (!s.plot.empty()) {
+            const auto files = plot_files(s);
+            example::write_svg(compare::error_figure(t, s, rows), files[0]);
+            example::write_svg(compare::scorer_figure(t, s, rows), files[1]);
+            example::write_svg(compare::sketch_figure(t, s, rows), files[2]);
+        }
+    } catch (const std::exception& e) {
+        fmt::print(stderr, "compare: {}\n", e.what());
+        return 1;
+    }
+    return 0;
+}

@@ -11,6 +11,7 @@
 #include "verkv/cuda/collectives.hpp"
 #include "verkv/cuda/detail/row_scores.hpp"
 #include "verkv/cuda/detail/row_sums.hpp"
+#include "verkv/cuda/detail/unroll.hpp"
 #include "verkv/cuda/row_list.hpp"
 
 namespace verkv::inline v0::gpu {
@@ -106,6 +107,7 @@ struct sparse_attention_kernel {
             detail::row_sums<T, ValueDim, Heads> sum(b, sums, values_width());
             float top[Heads];
             float denominator[Heads];
+            VERKV_UNROLL
             for (unsigned h = 0; h < Heads; ++h) {
                 top[h] = not_used();
                 denominator[h] = 0;
@@ -114,6 +116,7 @@ struct sparse_attention_kernel {
                 const std::uint32_t i = tile * warp_size + b.lane();
                 float log[Heads];
                 bool used = false;
+                VERKV_UNROLL
                 for (unsigned h = 0; h < Heads; ++h) {
                     log[h] = i < n && h < here ? log_weight_of(b, task, head + h, i) : not_used();
                     used = used || log[h] != not_used();
@@ -127,6 +130,7 @@ struct sparse_attention_kernel {
                 b.sync_warp();
                 float factor[Heads];
                 weight_pack weight[quads];
+                VERKV_UNROLL
                 for (unsigned h = 0; h < Heads; ++h) {
                     const float dot = logits.get((b.warp() * Heads + h) * warp_size + b.lane());
                     const float logit = log[h] == not_used() ? not_used() : dot * scale + log[h];
@@ -139,6 +143,7 @@ struct sparse_attention_kernel {
                     denominator[h] = denominator[h] * factor[h] + w;
                     weight[h / pack_heads].at[h % pack_heads] = w;
                 }
+                VERKV_UNROLL
                 for (unsigned q = 0; q < quads; ++q) {
                     weights.set(b.thread() * quads + q, weight[q]);
                 }
@@ -188,6 +193,7 @@ private:
     VERKV_HOST_DEVICE void finish(Block& b, Floats of_warps, Floats of_block, Floats sums, Sum& sum,
                                   const float (&top)[Heads], const float (&denominator)[Heads], std::size_t to,
                                   unsigned here) const {
+        VERKV_UNROLL
         for (unsigned h = 0; h < Heads; ++h) {
             const float all = warp_reduce(b, denominator[h], plus());
             if (b.lane() == 0) {
@@ -197,6 +203,7 @@ private:
         }
         b.sync();
         float factor[Heads];
+        VERKV_UNROLL
         for (unsigned h = 0; h < Heads; ++h) {
             float most = not_used();
             for (unsigned w = 0; w < b.warps(); ++w) {

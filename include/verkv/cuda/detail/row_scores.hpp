@@ -7,6 +7,7 @@
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cuda/block.hpp"
+#include "verkv/cuda/detail/unroll.hpp"
 
 namespace verkv::inline v0::gpu::detail {
 
@@ -31,6 +32,7 @@ private:
             const bool upper = (b.lane() & Bit) != 0;
             if constexpr (Held > 1) {
                 constexpr unsigned half = Held / 2;
+                VERKV_UNROLL
                 for (unsigned k = 0; k < half; ++k) {
                     const float mine = upper ? at[half + k] : at[k];
                     const float other = upper ? at[k] : at[half + k];
@@ -102,6 +104,7 @@ struct row_scores {
             unsigned j[at_once];
             const T* key[at_once];
             bool used[at_once];
+            VERKV_UNROLL
             for (unsigned r = 0; r < at_once; ++r) {
                 j[r] = first + r * neighbours + b.lane() / lanes;
                 key[r] = keys + static_cast<std::size_t>(b.shuffle(row, j[r])) * stride;
@@ -128,7 +131,9 @@ private:
         constexpr unsigned quarters = vector / 4;
         const unsigned lane = b.lane() % lanes;
         pack<T, vector> raw[at_once][loads];
+        VERKV_UNROLL
         for (unsigned r = 0; r < at_once; ++r) {
+            VERKV_UNROLL
             for (unsigned p = 0; p < loads; ++p) {
                 raw[r][p] = {};
                 if (used[r]) {
@@ -136,12 +141,17 @@ private:
                 }
             }
         }
+        VERKV_UNROLL
         for (unsigned head = 0; head < Heads; head += together) {
             float dot[at_once * together] = {};
+            VERKV_UNROLL
             for (unsigned p = 0; p < loads * quarters; ++p) {
+                VERKV_UNROLL
                 for (unsigned h = 0; h < together; ++h) {
                     const query_element q = query.get(((head + h) * loads * quarters + p) * lanes + lane);
+                    VERKV_UNROLL
                     for (unsigned r = 0; r < at_once; ++r) {
+                        VERKV_UNROLL
                         for (unsigned k = 0; k < 4; ++k) {
                             dot[r * together + h] += q.at[k] * to_float(raw[r][p / quarters].at[p % quarters * 4 + k]);
                         }
@@ -156,15 +166,19 @@ private:
     VERKV_HOST_DEVICE static void any_width(Block& b, Queries query, Logits logits, const T* const (&key)[at_once],
                                             const bool (&used)[at_once], const unsigned (&j)[at_once],
                                             unsigned key_dim) {
+        VERKV_UNROLL
         for (unsigned head = 0; head < Heads; head += together) {
             float dot[at_once * together] = {};
             for (unsigned c = b.lane(); c < key_dim; c += warp_size) {
                 float k[at_once];
+                VERKV_UNROLL
                 for (unsigned r = 0; r < at_once; ++r) {
                     k[r] = used[r] ? to_float(b.load_readonly(key[r] + c)) : 0.0f;
                 }
+                VERKV_UNROLL
                 for (unsigned h = 0; h < together; ++h) {
                     const float q = query.get((head + h) * key_dim + c).at[0];
+                    VERKV_UNROLL
                     for (unsigned r = 0; r < at_once; ++r) {
                         dot[r * together + h] += q * k[r];
                     }
@@ -180,6 +194,7 @@ private:
                                       const unsigned (&j)[at_once]) {
         const transposed_sums<at_once * together, lanes> sums(b, dot);
         if (!sums.copy) {
+            VERKV_UNROLL
             for (unsigned k = 0; k < sums.kept; ++k) {
                 const unsigned v = sums.first + k;
                 const unsigned at = j[0] + v / together * neighbours;

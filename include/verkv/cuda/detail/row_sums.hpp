@@ -7,6 +7,7 @@
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cuda/block.hpp"
+#include "verkv/cuda/detail/unroll.hpp"
 
 namespace verkv::inline v0::gpu::detail {
 
@@ -17,7 +18,9 @@ class row_sums {
 public:
     template <class Block, class Sums>
     VERKV_HOST_DEVICE row_sums(Block&, Sums, unsigned) {
+        VERKV_UNROLL
         for (unsigned h = 0; h < Heads; ++h) {
+            VERKV_UNROLL
             for (unsigned c = 0; c < channels; ++c) {
                 sum_[h][c] = 0;
             }
@@ -26,7 +29,9 @@ public:
 
     template <class Block, class Sums>
     VERKV_HOST_DEVICE void rescale(Block&, Sums, const float (&factor)[Heads], unsigned) {
+        VERKV_UNROLL
         for (unsigned h = 0; h < Heads; ++h) {
+            VERKV_UNROLL
             for (unsigned c = 0; c < channels; ++c) {
                 sum_[h][c] *= factor[h];
             }
@@ -43,8 +48,10 @@ public:
                 continue;
             }
             pack<T, vector> raw[at_once][loads];
+            VERKV_UNROLL
             for (unsigned r = 0; r < at_once; ++r) {
                 const T* value = values + static_cast<std::size_t>(b.shuffle(row, first + r)) * stride;
+                VERKV_UNROLL
                 for (unsigned p = 0; p < loads; ++p) {
                     raw[r][p] = {};
                     if ((some >> r & 1u) != 0) {
@@ -53,12 +60,16 @@ public:
                     }
                 }
             }
+            VERKV_UNROLL
             for (unsigned r = 0; r < at_once; ++r) {
+                VERKV_UNROLL
                 for (unsigned h = 0; h < Heads; h += together) {
                     const pack<float, together> w =
                         weights.get((b.warp() * warp_size + first + r) * (Heads / together) + h / together);
+                    VERKV_UNROLL
                     for (unsigned k = 0; k < together; ++k) {
                         if (w.at[k] != 0) {
+                            VERKV_UNROLL
                             for (unsigned c = 0; c < channels; ++c) {
                                 sum_[h + k][c] += w.at[k] * to_float(raw[r][c / vector].at[c % vector]);
                             }
@@ -72,7 +83,9 @@ public:
     /// Writes the sums to a slot, [Heads, ValueDim].
     template <class Block, class Sums>
     VERKV_HOST_DEVICE void store(Block& b, Sums sums, unsigned slot) const {
+        VERKV_UNROLL
         for (unsigned h = 0; h < Heads; ++h) {
+            VERKV_UNROLL
             for (unsigned c = 0; c < channels; ++c) {
                 const unsigned channel = (c / vector * warp_size + b.lane()) * vector + c % vector;
                 sums.set((slot * Heads + h) * ValueDim + channel, sum_[h][c]);
@@ -97,6 +110,7 @@ class row_sums<T, 0, Heads> {
 public:
     template <class Block, class Sums>
     VERKV_HOST_DEVICE row_sums(Block& b, Sums sums, unsigned width) {
+        VERKV_UNROLL
         for (unsigned h = 0; h < Heads; ++h) {
             for (unsigned c = b.lane(); c < width; c += warp_size) {
                 sums.set((b.warp() * Heads + h) * width + c, 0.0f);
@@ -106,6 +120,7 @@ public:
 
     template <class Block, class Sums>
     VERKV_HOST_DEVICE void rescale(Block& b, Sums sums, const float (&factor)[Heads], unsigned width) {
+        VERKV_UNROLL
         for (unsigned h = 0; h < Heads; ++h) {
             for (unsigned c = b.lane(); c < width; c += warp_size) {
                 const unsigned at = (b.warp() * Heads + h) * width + c;
@@ -121,6 +136,7 @@ public:
             const unsigned c = first + b.lane();
             const bool inside = c < width;
             float sum[Heads];
+            VERKV_UNROLL
             for (unsigned h = 0; h < Heads; ++h) {
                 sum[h] = inside ? sums.get((b.warp() * Heads + h) * width + c) : 0.0f;
             }
@@ -128,9 +144,11 @@ public:
                 const unsigned j = lowest_bit(left);
                 const T* value = values + static_cast<std::size_t>(b.shuffle(row, j)) * stride;
                 const float v = inside ? to_float(b.load_readonly(value + c)) : 0.0f;
+                VERKV_UNROLL
                 for (unsigned h = 0; h < Heads; h += together) {
                     const pack<float, together> w =
                         weights.get((b.warp() * warp_size + j) * (Heads / together) + h / together);
+                    VERKV_UNROLL
                     for (unsigned k = 0; k < together; ++k) {
                         sum[h + k] += w.at[k] != 0 ? w.at[k] * v : 0.0f;
                     }

@@ -1,4 +1,4 @@
-// Everything on the CUDA side of verkv. Needs nvcc with -std=c++20.
+// Everything on the CUDA side of verkv. Needs nvcc with -std=c++20. Made by tests/lint/umbrella.cmake.
 #pragma once
 
 #include "verkv/cuda/block.hpp"

@@ -30,8 +30,13 @@ public:
     }
 
     template <class T>
-    [[nodiscard]] device_span<std::remove_const_t<T>> upload(const std::string& name, std::span<T> data) {
-        const auto made = allocate<std::remove_const_t<T>>(name, data.size());
+    [[nodiscard]] device_span<const T> input(const std::string& name, std::span<const T> data) {
+        const auto made = in_out(name, data);
+        return {made.first, made.count};
+    }
+    template <class T>
+    [[nodiscard]] device_span<T> in_out(const std::string& name, std::span<const T> data) {
+        const auto made = allocate<T>(name, data.size());
         check(cudaMemcpy(made.first, data.data(), data.size_bytes(), cudaMemcpyHostToDevice), name);
         return made;
     }
@@ -40,8 +45,8 @@ public:
         return allocate<T>(name, n);
     }
     template <class T>
-    [[nodiscard]] std::vector<T> download(device_span<T> s) const {
-        std::vector<T> host(s.count);
+    [[nodiscard]] std::vector<std::remove_const_t<T>> download(device_span<T> s) const {
+        std::vector<std::remove_const_t<T>> host(s.count);
         check(cudaMemcpy(host.data(), s.first, s.count * sizeof(T), cudaMemcpyDeviceToHost), "download");
         return host;
     }

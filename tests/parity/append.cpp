@@ -43,10 +43,10 @@ void compare_rows(unsigned key_dim, unsigned value_dim, unsigned threads) {
     std::vector<unsigned> tokens = {4, 0, 9};
     std::vector<unsigned> residents = {2, 0, 9};
     support::on_devices(3, [&](auto& gpu) {
-        const auto k = gpu.upload("keys", std::span<const T>(keys));
-        const auto v = gpu.upload("values", std::span<const T>(values));
-        const auto to = gpu.upload("resident row", std::span<const row_id>(resident_row));
-        const auto to_host = gpu.upload("host row", std::span<const row_id>(host_row));
+        const auto k = gpu.input("keys", std::span<const T>(keys));
+        const auto v = gpu.input("values", std::span<const T>(values));
+        const auto to = gpu.input("resident row", std::span<const row_id>(resident_row));
+        const auto to_host = gpu.input("host row", std::span<const row_id>(host_row));
         const auto device = gpu.template output<T>("resident", 50 * stride);
         const auto host = gpu.template output<T>("host", 21 * stride);
         const auto f = [&](const char* name) { return gpu.template output<float>(name, tasks * room); };
@@ -58,8 +58,8 @@ void compare_rows(unsigned key_dim, unsigned value_dim, unsigned threads) {
         const auto slot = w("slot");
         const auto row = w("host row of a token");
         const auto token = w("resident token");
-        const auto n = gpu.upload("tokens", std::span<const unsigned>(tokens));
-        const auto m = gpu.upload("residents", std::span<const unsigned>(residents));
+        const auto n = gpu.in_out("tokens", std::span<const unsigned>(tokens));
+        const auto m = gpu.in_out("residents", std::span<const unsigned>(residents));
         const verkv::gpu::token_arrays lists{r.data(),   odds.data(), u.data(),     slot.data(),
                                              row.data(), n.data(),    token.data(), log_weight.data(),
                                              m.data(),   room,        room};
@@ -152,7 +152,7 @@ void compare_codes(const verkv::rope_pair_options& options, std::size_t before, 
             const std::vector<std::uint32_t> open = {static_cast<std::uint32_t>(held)};
             const auto upload = [&](const char* name, const auto& v) {
                 using element = typename std::remove_cvref_t<decltype(v)>::value_type;
-                return gpu.upload(name, std::span<const element>(v));
+                return gpu.in_out(name, std::span<const element>(v));
             };
             const std::vector<std::uint32_t> channels(c.channels, c.channels + c.channel_count);
             of.push_back({upload("codes", codes), upload("first token", first), upload("groups", count),
@@ -168,8 +168,8 @@ void compare_codes(const verkv::rope_pair_options& options, std::size_t before, 
                             keys[t].begin() + static_cast<std::ptrdiff_t>((i + 1) * options.key_dim));
             }
         }
-        const auto key = gpu.upload("keys", std::span<const T>(both));
-        const auto sketch = gpu.upload("sketches", std::span<const verkv::gpu::growing_rope_pairs>(sketches));
+        const auto key = gpu.input("keys", std::span<const T>(both));
+        const auto sketch = gpu.input("sketches", std::span<const verkv::gpu::growing_rope_pairs>(sketches));
         bool right = true;
         for (std::size_t i = 0; i < tokens; ++i) {
             gpu.launch(verkv::gpu::append_codes_kernel<T>{

@@ -107,10 +107,10 @@ struct check_rig {
     template <class Device>
     verkv::gpu::sample_rows upload(Device& gpu, const part& p) const {
         const unsigned rows = joint ? 1 : group;
-        return {gpu.upload("count", std::span<const unsigned>(p.count)).data(),
-                gpu.upload("token", std::span<const std::uint32_t>(p.token)).data(),
-                gpu.upload("logits", std::span<const float>(p.logits)).data(),
-                gpu.upload("log-weight", std::span<const float>(p.log_weight)).data(),
+        return {gpu.input("count", std::span<const unsigned>(p.count)).data(),
+                gpu.input("token", std::span<const std::uint32_t>(p.token)).data(),
+                gpu.input("logits", std::span<const float>(p.logits)).data(),
+                gpu.input("log-weight", std::span<const float>(p.log_weight)).data(),
                 p.stride,
                 rows * p.stride,
                 joint ? 0 : p.stride};
@@ -120,11 +120,11 @@ struct check_rig {
     void run(Device& gpu) {
         const auto made = gpu.template output<sample_certificate>("results", tasks * group);
         const auto held = gpu.template output<std::uint32_t>("holds", tasks * group);
-        const auto decision = gpu.upload("decisions", std::span<const double>(decisions));
+        const auto decision = gpu.input("decisions", std::span<const double>(decisions));
         gpu.launch(verkv::gpu::check_sample_kernel{
-            upload(gpu, resident), upload(gpu, fetched), gpu.upload("mass", std::span<const float>(mass)).data(),
-            tokens, gpu.upload("top", std::span<const std::uint32_t>(top)).data(),
-            gpu.upload("total", std::span<const double>(total)).data(), decision.data() + 2, decision.data() + 1, 4,
+            upload(gpu, resident), upload(gpu, fetched), gpu.input("mass", std::span<const float>(mass)).data(), tokens,
+            gpu.input("top", std::span<const std::uint32_t>(top)).data(),
+            gpu.input("total", std::span<const double>(total)).data(), decision.data() + 2, decision.data() + 1, 4,
             promise.epsilon, promise.log_term(), made.data(), held.data(), tasks, group, threads});
         results = gpu.download(made);
         holds = gpu.download(held);

@@ -32,7 +32,7 @@ struct collectives_rig {
     template <class Device>
     void run(Device& gpu) {
         const std::size_t n = values.size();
-        const auto in = gpu.upload("values", std::span<const T>(values));
+        const auto in = gpu.input("values", std::span<const T>(values));
         const auto of = [&](const char* name) { return gpu.template output<T>(name, n); };
         const auto sums = of("sum");
         const auto most = of("largest");
@@ -158,7 +158,7 @@ TEST_CASE("compaction keeps the order", "[parity]") {
                     }
                 }
                 support::on_devices(3, [&](auto& gpu) {
-                    const auto in = gpu.upload("keys", std::span<const unsigned>(keys));
+                    const auto in = gpu.input("keys", std::span<const unsigned>(keys));
                     const auto list = gpu.template output<unsigned>("list", expected.size());
                     const auto count = gpu.template output<unsigned>("count", 1);
                     gpu.launch(support::compact_kernel{in.data(), list.data(), count.data(), n, modulus, threads});

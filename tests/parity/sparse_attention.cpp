@@ -104,7 +104,7 @@ struct scene {
     template <unsigned KeyDim, unsigned ValueDim, unsigned Heads, class Device>
     void run(Device& gpu) {
         const auto upload = [&](const char* name, auto& v) {
-            return gpu.upload(name, std::span<const typename std::remove_reference_t<decltype(v)>::value_type>(v));
+            return gpu.input(name, std::span<const typename std::remove_reference_t<decltype(v)>::value_type>(v));
         };
         const auto pool_memory = upload("rows", rows);
         const auto query = upload("queries", queries);

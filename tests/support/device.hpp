@@ -2,8 +2,9 @@
 // written once:
 //
 //     support::on_devices(6, [](auto& gpu) {
-//         const auto rows = gpu.upload("rows", std::span<const float>(host_rows));
-//         const auto sums = gpu.template output<float>("sums", n);      // undefined
+//         const auto rows = gpu.input("rows", std::span<const float>(host_rows));        // a copy, only to be read
+//         const auto free = gpu.in_out("counters", std::span<const unsigned>(zeros));    // a copy, to be changed
+//         const auto sums = gpu.template output<float>("sums", n);                       // undefined
 //         gpu.launch(kernel{rows.data(), sums.data(), n});
 //         check(gpu.download(sums));                                    // std::vector<float>
 //     });

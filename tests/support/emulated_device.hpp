@@ -19,8 +19,13 @@ public:
     }
 
     template <class T>
-    [[nodiscard]] device_span<std::remove_const_t<T>> upload(const std::string& name, std::span<T> data) {
-        const auto made = machine_.upload(name, data);
+    [[nodiscard]] device_span<const T> input(const std::string& name, std::span<const T> data) {
+        const auto made = machine_.copy_input(name, data);
+        return {made.data(), made.size()};
+    }
+    template <class T>
+    [[nodiscard]] device_span<T> in_out(const std::string& name, std::span<const T> data) {
+        const auto made = machine_.copy_in_out(name, data);
         return {made.data(), made.size()};
     }
     template <class T>
@@ -29,7 +34,7 @@ public:
         return {made.data(), made.size()};
     }
     template <class T>
-    [[nodiscard]] std::vector<T> download(device_span<T> s) const {
+    [[nodiscard]] std::vector<std::remove_const_t<T>> download(device_span<T> s) const {
         return {s.first, s.first + s.count};
     }
     template <class Kernel>

@@ -1,6 +1,7 @@
 // Global memory used wrongly, each beside a twin that does it right.
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -43,7 +44,8 @@ TEST_CASE("global memory out of bounds", "[emulator]") {
 
 TEST_CASE("a vector load that is not aligned", "[emulator]") {
     machine gpu;
-    const auto rows = gpu.upload("rows", std::span<const std::uint16_t>(std::vector<std::uint16_t>(1000, 7)));
+    const std::vector<std::uint16_t> sevens(1000, 7);
+    const auto rows = gpu.copy_input("rows", std::span<const std::uint16_t>(sevens));
     const auto out = gpu.output<unsigned>("out", 32);
     const auto body = [in = rows.data(), out = out.data()](auto& b, std::size_t stride) {
         const auto v = b.template load_readonly_vector<16>(in + b.thread() * stride);
@@ -147,4 +149,58 @@ TEST_CASE("the last block adds up what the others left", "[emulator]") {
         CHECK(fault_of(gpu, without, emulator::schedule::numbered(seed)).find("race on global part[") !=
               std::string::npos);
     }
+}
+
+TEST_CASE("caches that do not see what was written", "[emulator]") {
+    machine gpu;
+    std::vector<unsigned> data(64, 5);
+    std::vector<unsigned> counter(1);
+    gpu.in_out("data", std::span<unsigned>(data));
+    gpu.in_out("counter", std::span<unsigned>(counter));
+    const auto body = [p = data.data()](auto& b, auto load) {
+        b.store_global(p + b.thread(), b.thread());
+        b.sync();
+        (void)load(b, p + (b.thread() ^ 1));
+    };
+    const auto plain = [](auto& b, const unsigned* p) { return b.load_global(p); };
+    const auto read_only = [](auto& b, const unsigned* p) { return b.load_readonly(p); };
+    CHECK(first_fault(gpu, toy{{.threads = 64}, [=](auto& b) { body(b, plain); }}).empty());
+    CHECK(caught(gpu, toy{{.threads = 64}, [=](auto& b) { body(b, read_only); }},
+                 {"stale cache: read of global data[", "changed in this launch"}));
+    const toy later{{.threads = 64}, [p = data.data()](auto& b) {
+                        (void)b.load_readonly(p + b.thread());
+                        b.store_global(p + b.thread(), 1u);
+                    }};
+    CHECK(caught(gpu, later, {"stale cache: write of global data[", "read-only load"}));
+    // The last block has to read what others wrote from the cache that they share.
+    const auto last = [=, p = data.data(), counter = counter.data()](auto& b, auto load) {
+        if (b.thread() == 0) {
+            b.store_global(p + b.block_index(), 1u);
+            b.fence();
+            if (b.atomic_add(counter, 1) % 3 == 2) {
+                (void)load(b, p + (b.block_index() + 1) % 3);
+            }
+        }
+    };
+    const auto coherent = [](auto& b, const unsigned* p) { return b.load_coherent(p); };
+    const auto wide = [](auto& b, const unsigned* p) { return b.template load_coherent_vector<4>(p).at[0]; };
+    CHECK(first_fault(gpu, toy{{.blocks_x = 3, .threads = 32}, [=](auto& b) { last(b, coherent); }}).empty());
+    CHECK(first_fault(gpu, toy{{.blocks_x = 3, .threads = 32}, [=](auto& b) { last(b, wide); }}).empty());
+    counter[0] = 0;
+    CHECK(fault_of(gpu, toy{{.blocks_x = 3, .threads = 32}, [=](auto& b) { last(b, plain); }}).find("coherent load") !=
+          std::string::npos);
+}
+
+TEST_CASE("a thread that waits for another one for ever", "[emulator]") {
+    machine gpu;
+    std::vector<unsigned> flag(1);
+    gpu.in_out("flag", std::span<unsigned>(flag));
+    gpu.most_accesses = 10000;
+    const toy spins{{.blocks_x = 2, .threads = 32}, [p = flag.data()](auto& b) {
+                        while (b.atomic_add(p, 0) == 0) {
+                        }
+                    }};
+    CHECK(caught(gpu, spins, {"more than 10000 accesses", "wait for ever"}));
+    flag[0] = 1;
+    CHECK(first_fault(gpu, spins).empty());
 }

@@ -138,12 +138,13 @@ private:
 ///     T load_readonly(const T*);                   of what no thread of this launch writes; through the read-only
 ///     cache T load_coherent(const T*);                   of what other blocks of this launch wrote; from the L2 cache
 ///     void store_global(T*, T);
-///     pack<T, bytes / sizeof(T)> load_vector<bytes>(const T*), load_readonly_vector<bytes>(const T*); bytes 4, 8 or 16
+///     pack<T, bytes / sizeof(T)> load_vector<bytes>(const T*), load_readonly_vector<bytes>(const T*),
+///                                load_coherent_vector<bytes>(const T*);               bytes of 4, 8 or 16
 ///     void store_vector(T*, const pack<T, n>&);    n * sizeof(T) of 4, 8 or 16
 ///     void fence();                                __threadfence
 /// Threads of a block follow the rules of shared memory. A block may read what another one of the same launch wrote
 /// when the writer called fence() after it (or a thread did for its block, after a sync()) and then changed an atomic
-/// that the reader's block has read since: the pattern of the last block.
+/// that the reader's block has changed since: the pattern of the last block. It reads by coherent loads.
 template <class B>
 concept block = requires(B& b, unsigned n, bool p, float f, float* out, const float* in,
                          typename B::template shared<float> view) {
@@ -180,6 +181,7 @@ concept block = requires(B& b, unsigned n, bool p, float f, float* out, const fl
     { b.load_coherent(in) } -> std::same_as<float>;
     { b.template load_vector<16>(in) } -> std::same_as<pack<float, 4>>;
     { b.template load_readonly_vector<16>(in) } -> std::same_as<pack<float, 4>>;
+    { b.template load_coherent_vector<16>(in) } -> std::same_as<pack<float, 4>>;
     b.store_global(out, f);
     b.store_vector(out, pack<float, 4>{});
     b.fence();

@@ -171,6 +171,12 @@ public:
         using vector = pack<T, Bytes / sizeof(T)>;
         VERKV_ON_DEVICE(return bits_as<vector>(__ldg(reinterpret_cast<const bits_of<Bytes>*>(p))));
     }
+    template <std::size_t Bytes, class T>
+    __host__ __device__ __forceinline__ pack<T, Bytes / sizeof(T)> load_coherent_vector(
+        [[maybe_unused]] const T* p) const {
+        using vector = pack<T, Bytes / sizeof(T)>;
+        VERKV_ON_DEVICE(return bits_as<vector>(__ldcg(reinterpret_cast<const bits_of<Bytes>*>(p))));
+    }
     template <class T, std::size_t N>
     __host__ __device__ __forceinline__ void store_vector(T* p, const pack<T, N>& v) const {
         *reinterpret_cast<bits_of<N * sizeof(T)>*>(p) = bits_as<bits_of<N * sizeof(T)>>(v);

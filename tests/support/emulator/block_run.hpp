@@ -32,6 +32,7 @@ struct launch_state {
     std::uint32_t number = 0;
     dice random{0};
     std::uint64_t now = 0;
+    std::uint64_t most_accesses = 0;
     std::vector<published> blocks;
 };
 
@@ -141,7 +142,9 @@ public:
 
     /// Where the schedule may let another thread run.
     void access(std::uint32_t t) {
-        ++launch_->now;
+        if (++launch_->now > launch_->most_accesses) [[unlikely]] {
+            fail(t, "more than ", launch_->most_accesses, " accesses in this launch: it seems to wait for ever");
+        }
         if (launch_->order.grain == grain::accesses && launch_->random.roll(8) == 0) {
             ready_[t / 32] |= 1u << (t % 32);
             threads_[t]->own.suspend();

@@ -124,12 +124,12 @@ public:
     }
     template <class T>
     T load_readonly(const T* p) {
-        access(p, sizeof(T), sizeof(T), act::read);
+        access(p, sizeof(T), sizeof(T), act::read, path::read_only);
         return take(p);
     }
     template <class T>
     T load_coherent(const T* p) {
-        access(p, sizeof(T), sizeof(T), act::read);
+        access(p, sizeof(T), sizeof(T), act::read, path::coherent);
         return take(p);
     }
     template <class T>
@@ -139,15 +139,15 @@ public:
     }
     template <std::size_t Bytes, class T>
     verkv::gpu::pack<T, Bytes / sizeof(T)> load_vector(const T* p) {
-        static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16);
-        access(p, Bytes, Bytes, act::read);
-        verkv::gpu::pack<T, Bytes / sizeof(T)> v;
-        std::memcpy(&v, p, Bytes);
-        return v;
+        return take_vector<Bytes>(p, path::plain);
     }
     template <std::size_t Bytes, class T>
     verkv::gpu::pack<T, Bytes / sizeof(T)> load_readonly_vector(const T* p) {
-        return load_vector<Bytes>(p);
+        return take_vector<Bytes>(p, path::read_only);
+    }
+    template <std::size_t Bytes, class T>
+    verkv::gpu::pack<T, Bytes / sizeof(T)> load_coherent_vector(const T* p) {
+        return take_vector<Bytes>(p, path::coherent);
     }
     template <class T, std::size_t N>
     void store_vector(T* p, const verkv::gpu::pack<T, N>& v) {
@@ -167,6 +167,15 @@ private:
         return v;
     }
 
+    template <std::size_t Bytes, class T>
+    verkv::gpu::pack<T, Bytes / sizeof(T)> take_vector(const T* p, path by) {
+        static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16);
+        access(p, Bytes, Bytes, act::read, by);
+        verkv::gpu::pack<T, Bytes / sizeof(T)> v;
+        std::memcpy(static_cast<void*>(&v), p, Bytes);
+        return v;
+    }
+
     template <class T, class Op>
     T change(T* p, Op op) {
         static_assert(std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
@@ -178,7 +187,7 @@ private:
     }
 
     /// Checks and records an access to global memory.
-    void access(const void* pointer, std::size_t bytes, std::size_t alignment, act a) {
+    void access(const void* pointer, std::size_t bytes, std::size_t alignment, act a, path by = path::plain) {
         run_->access(thread_);
         const auto p = reinterpret_cast<std::uintptr_t>(pointer);
         constexpr const char* verb[] = {"read", "write", "atomic"};
@@ -214,6 +223,10 @@ private:
                 run_->fail(thread_, "uninitialised global memory: ", how, " of ", b->name, "[", k, "]");
             }
             run_->touch(thread_, cell, a, [&] { return joined("global ", b->name, "[", k, "]"); });
+            const char* stale = cell.stale(a, by, run_->thread(thread_).sees);
+            if (stale != nullptr) [[unlikely]] {
+                run_->fail(thread_, "stale cache: ", how, " of global ", b->name, "[", k, "], which ", stale);
+            }
         }
     }
 

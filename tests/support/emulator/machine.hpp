@@ -32,6 +32,9 @@ public:
     /// Shared memory that a block of any launch may ask for: 163 KiB, what sm_80 has. (sm_90 and sm_100 have 227 KiB.)
     std::size_t most_shared_bytes = 163 * 1024;
 
+    /// Accesses to memory in one launch before it is taken to wait for ever.
+    std::uint64_t most_accesses = std::uint64_t{1} << 30;
+
     machine() = default;
     machine(const machine&) = delete;
     machine& operator=(const machine&) = delete;
@@ -51,15 +54,17 @@ public:
     /// Memory as cudaMalloc gives it: undefined.
     template <class T>
     [[nodiscard]] std::span<T> output(std::string name, std::size_t n) {
-        return memory_.allocate<T>(std::move(name), n);
+        return memory_.allocate<T>(std::move(name), n, nullptr);
     }
-    /// As output(), with a copy of `data` in it.
+    /// A copy, aligned as cudaMalloc does, which kernels may read.
     template <class T>
-    [[nodiscard]] std::span<std::remove_const_t<T>> upload(const std::string& name, std::span<T> data) {
-        const auto made = memory_.allocate<std::remove_const_t<T>>(name, data.size());
-        std::copy(data.begin(), data.end(), made.begin());
-        memory_.define(made.data());
-        return made;
+    [[nodiscard]] std::span<const T> copy_input(std::string name, std::span<const T> data) {
+        return memory_.allocate<const T>(std::move(name), data.size(), data.data());
+    }
+    /// A copy, aligned as cudaMalloc does, which kernels may read and write.
+    template <class T>
+    [[nodiscard]] std::span<T> copy_in_out(std::string name, std::span<const T> data) {
+        return memory_.allocate<T>(std::move(name), data.size(), data.data());
     }
     /// Forgets a buffer, by its first element.
     void forget(const void* first) { memory_.forget(first); }
@@ -74,6 +79,7 @@ public:
         launch.kernel = name_of_type(typeid(Kernel));
         launch.shape = kernel.shape();
         check(launch, Kernel::most_threads);
+        launch.most_accesses = most_accesses;
         launch.order = order;
         launch.memory = &memory_;
         launch.number = ++launches_;

@@ -52,30 +52,25 @@ public:
         insert(std::move(b));
     }
 
+    /// New memory, undefined; with values, it is that of a copy. T const: kernels may only read it, and it takes no
+    /// shadow.
     template <class T>
-    [[nodiscard]] std::span<T> allocate(std::string name, std::size_t n) {
+    [[nodiscard]] std::span<T> allocate(std::string name, std::size_t n, const std::remove_const_t<T>* values) {
+        using element = std::remove_const_t<T>;
         const std::size_t bytes = n * sizeof(T);
         owned_.emplace_back(static_cast<std::byte*>(::operator new (bytes + 2 * gap, std::align_val_t{256})));
-        T* first = reinterpret_cast<T*>(owned_.back().get() + gap);
+        element* first = reinterpret_cast<element*>(owned_.back().get() + gap);
         std::memset(owned_.back().get(), 0xcd, bytes + 2 * gap);
+        if (n > 0 && values != nullptr) {
+            std::memcpy(static_cast<void*>(first), values, bytes);
+        }
         watch(std::move(name), std::span<T>(first, n));
-        if (n > 0) {
+        if (n > 0 && values == nullptr) {
             for (shadow_cell& cell : find(reinterpret_cast<std::uintptr_t>(first))->cells) {
                 cell.written = false;
             }
         }
         return {first, n};
-    }
-
-    /// All of a buffer has values now.
-    void define(const void* first) {
-        for (buffer& b : buffers_) {
-            if (b.first == reinterpret_cast<std::uintptr_t>(first)) {
-                for (shadow_cell& cell : b.cells) {
-                    cell.written = true;
-                }
-            }
-        }
     }
 
     /// Forgets a buffer.

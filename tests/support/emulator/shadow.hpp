@@ -11,6 +11,13 @@ namespace emulator {
 /// What happens to an element.
 enum class act { read, write, atomic };
 
+/// By way of which cache a value is read.
+enum class path {
+    plain,      ///< one that other blocks' writes do not reach
+    read_only,  ///< one that no write of the launch reaches
+    coherent    ///< the one that all blocks share
+};
+
 /// A thread's view of what has happened before: its block's barriers, its warp's, and what other blocks published.
 struct observer {
     std::uint32_t block = 0;   ///< of the launch
@@ -84,6 +91,12 @@ public:
         }
         return ordered(t, w, which);
     }
+
+    /// Whether another block did one.
+    [[nodiscard]] bool by_others(const observer& t) const {
+        return others_ != 0 || (last_.time != 0 && last_.block != t.block);
+    }
+    [[nodiscard]] bool empty() const { return last_.time == 0 && others_ == 0; }
 
     void clear() {
         if (last_.time != 0 || others_ != 0) {
@@ -169,8 +182,24 @@ public:
         return false;
     }
 
+    /// Why a value must not be read that way, or what was read that way be changed now; null where it may.
+    [[nodiscard]] const char* stale(act a, path by, const observer& t) {
+        const bool changed = write_.time != 0 || !atomics_.empty();
+        if (a != act::read) {
+            return read_only_ ? "was read by a read-only load in this launch" : nullptr;
+        }
+        if (by == path::read_only) {
+            read_only_ = true;
+            return changed ? "was changed in this launch, which a read-only load may not see" : nullptr;
+        }
+        const bool others = (write_.time != 0 && write_.block != t.block) || atomics_.by_others(t);
+        return by == path::plain && others ? "was changed by another block, which takes a coherent load to see"
+                                           : nullptr;
+    }
+
     /// A new launch: everything before it is ordered.
     void forget_accesses() {
+        read_only_ = false;
         write_ = {};
         reads_.clear();
         atomics_.clear();
@@ -188,6 +217,7 @@ private:
         return fenced && (*w.blocks)[t.block].last_atomic > write_.time;
     }
 
+    bool read_only_ = false;
     stamp write_;
     access_set reads_;
     access_set atomics_;

@@ -43,7 +43,8 @@ struct collectives_kernel {
         const auto scan = verkv::gpu::block_exclusive_scan(b, scratch, v);
         b.store_global(before + i, scan.before);
         b.store_global(total + i, scan.total);
-        b.store_global(from + i, verkv::gpu::block_broadcast(b, scratch, v, b.threads() * 2 / 3));
+        const T once = verkv::gpu::block_broadcast(b, scratch, v, b.threads() * 2 / 3);
+        b.store_global(from + i, verkv::gpu::block_broadcast(b, scratch, once, b.threads() - 1));
         const auto place = verkv::gpu::block_rank(b, counts, v > T{0});
         b.store_global(rank + i, place.before);
         b.store_global(kept + i, place.total);

@@ -463,13 +463,13 @@ private:
     /// Picks what the multipliers raise. Wishes are set_wishes()'s to set.
     void pick(std::span<const masses_view> m, workspace& w) const {
         w.rest.resize(m.size());
-        w.moments.resize(m.size());
-        w.certificate.resize(m.size());
         w.picked_for.clear();
         if (m.size() == 1) {
             detail::pick_raised(m[0], w.inverse[0], w.levels[0].floor, w.picked, w.rest[0]);
             return;
         }
+        w.moments.resize(m.size());
+        w.certificate.resize(m.size());
         w.reach.assign(w.multiplier.begin(), w.multiplier.end());
         for (float& a : w.reach) {
             a *= one_by_one;

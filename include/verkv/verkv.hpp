@@ -5,6 +5,7 @@
 #include "verkv/core/error.hpp"
 #include "verkv/core/geometry.hpp"
 #include "verkv/core/host_device.hpp"
+#include "verkv/core/odds.hpp"
 #include "verkv/core/plan.hpp"
 #include "verkv/core/prompt.hpp"
 #include "verkv/core/prompt_inputs.hpp"
@@ -72,6 +73,7 @@
 #include "verkv/certify/target.hpp"
 
 #include "verkv/plan/breakpoint_bins.hpp"
+#include "verkv/plan/breakpoint_window.hpp"
 #include "verkv/plan/exact_weights.hpp"
 #include "verkv/plan/fixed.hpp"
 #include "verkv/plan/greedy.hpp"

@@ -30,14 +30,14 @@ struct scene {
     own_rows<T> keys, values;
 
     scene(std::uint64_t seed, std::size_t tokens, std::size_t width, std::size_t value_width,
-          support::rows_layout layout = support::rows_layout::dense)
+          support::rows_layout layout = support::rows_layout::dense, float mean = 1)
         : n(tokens),
           key_dim(width),
           value_dim(value_width),
-          keys(grouped(seed, tokens, width), tokens, width, layout, seed),
+          keys(grouped(seed, tokens, width, mean), tokens, width, layout, seed),
           values(support::generator(seed + 1).normals<T>(tokens * value_width), tokens, value_width, layout, seed) {}
 
-    static std::vector<T> grouped(std::uint64_t seed, std::size_t tokens, std::size_t width) {
+    static std::vector<T> grouped(std::uint64_t seed, std::size_t tokens, std::size_t width, float mean) {
         support::generator g(seed);
         const auto direction = g.normals<float>(5 * width, 2);
         std::vector<T> keys;
@@ -45,7 +45,7 @@ struct scene {
             const std::size_t group = g.below(5);
             for (std::size_t c = 0; c < width; ++c) {
                 keys.push_back(
-                    verkv::from_float<T>(direction[group * width + c] + static_cast<float>(0.3 * g.normal()) + 1));
+                    verkv::from_float<T>(direction[group * width + c] + static_cast<float>(0.3 * g.normal()) + mean));
             }
         }
         return keys;
@@ -130,7 +130,8 @@ TEST_CASE("clusters: every free token is in one, which has the mean of its keys 
 }
 
 TEST_CASE("clusters: similar keys meet, and threads do not matter") {
-    const scene<float> s(9, 800, 16, 4);
+    // What all keys have in common must not matter: it changes all logits of a query alike.
+    const scene<float> s(9, 800, 16, 4, support::rows_layout::dense, 20);
     key_clusters one({.tokens_per_cluster = 100}), four({.tokens_per_cluster = 100});
     one.fit(cpu{}, s.keys.view(), s.values.view(), {10, 10});
     verkv::thread_pool pool(4);

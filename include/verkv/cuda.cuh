@@ -21,6 +21,7 @@
 #include "verkv/cuda/memory.hpp"
 #include "verkv/cuda/merge_parts.hpp"
 #include "verkv/cuda/poisson_draw.hpp"
+#include "verkv/cuda/reset_staging.hpp"
 #include "verkv/cuda/rope_pair_logits.hpp"
 #include "verkv/cuda/row_list.hpp"
 #include "verkv/cuda/row_logits.hpp"

@@ -10,6 +10,7 @@
 #include "verkv/cuda/check_sample.hpp"
 #include "verkv/cuda/merge_parts.hpp"
 #include "verkv/cuda/poisson_draw.hpp"
+#include "verkv/cuda/reset_staging.hpp"
 #include "verkv/cuda/sparse_attention.hpp"
 
 namespace support {
@@ -28,8 +29,8 @@ using every_kernel =
                 attention<verkv::half, 64, 64, 4>, attention<verkv::half, 128, 128, 4>,
                 attention<verkv::half, 256, 256, 4>, attention<float, 128, 128, 4>, attention<float, 256, 256, 4>,
                 attention<float, 0, 0, 8>, verkv::gpu::merge_parts_kernel, verkv::gpu::check_sample_kernel,
-                verkv::gpu::poisson_draw_kernel, verkv::gpu::append_kernel<verkv::bfloat16>,
-                verkv::gpu::append_kernel<float>, verkv::gpu::append_codes_kernel<verkv::bfloat16>,
-                verkv::gpu::append_codes_kernel<verkv::half>>;
+                verkv::gpu::poisson_draw_kernel, verkv::gpu::reset_staging_kernel,
+                verkv::gpu::append_kernel<verkv::bfloat16>, verkv::gpu::append_kernel<float>,
+                verkv::gpu::append_codes_kernel<verkv::bfloat16>, verkv::gpu::append_codes_kernel<verkv::half>>;
 
 }  // namespace support

@@ -50,10 +50,10 @@ struct draw_rig {
     template <class Device>
     void run(Device& gpu) {
         const std::size_t tasks = counts.size();
-        const auto probability = gpu.input("r", std::span<const float>(r));
+        const auto probability = gpu.in_out("r", std::span<const float>(r));
         const auto position = gpu.input("positions", std::span<const position_t>(positions));
         const auto stream = gpu.input("streams", std::span<const verkv::uniform_stream>(streams));
-        const auto tokens = gpu.input("tokens", std::span<const unsigned>(counts));
+        const auto tokens = gpu.in_out("tokens", std::span<const unsigned>(counts));
         const auto o = gpu.template output<float>("odds", tasks * stride);
         const auto u = gpu.template output<float>("uniform", tasks * stride);
         const auto s = gpu.template output<std::uint32_t>("slot", tasks * stride);

@@ -265,7 +265,7 @@ TEST_CASE("cuda store: memory is the caller's, and goes back") {
         CHECK(device[s.resident()] == 20 * 8 * 12 * sizeof(float));
         CHECK(device[s.staging()] == 6 * 7 * 12 * sizeof(float));
         CHECK(pinned[s.host()] == 200 * 12 * sizeof(float));
-        const staging_arrays map = s.staging_map();
+        const device_staging map = s.staging_map();
         CHECK(device[map.slot] == 6 * (100 + 7 + 7 + 2) * sizeof(std::uint32_t));
         CHECK(map.step + 6 == map.slot + 6 * (100 + 7 + 7 + 2));
     }

@@ -11,6 +11,7 @@
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cuda/fenced_rows.hpp"
+#include "verkv/cuda/fetch_list.hpp"
 #include "verkv/cuda/memory.hpp"
 
 namespace verkv::inline v0::gpu {
@@ -26,19 +27,6 @@ struct device_store_config {
     std::size_t resident_pages = 0;  ///< of all tasks
     std::size_t host_rows = 0;       ///< of all tasks
     std::size_t staging_rows = 0;    ///< of a task
-};
-
-/// The staging map of all tasks, in device memory: which token of a task lies in which of its slots. Slot s of task k
-/// is row k * capacity + s of the staging memory. Shared by the query heads of a task, and kept from step to step.
-/// Undefined until reset_staging_kernel has run for the task.
-struct staging_arrays {
-    std::uint32_t* slot = nullptr;   ///< of a token, or 0xffffffff; [tasks, stride]
-    std::uint32_t* token = nullptr;  ///< in a slot, or 0xffffffff; [tasks, capacity]
-    std::uint32_t* used = nullptr;   ///< step in which a slot was last needed; [tasks, capacity]
-    std::uint32_t* hand = nullptr;   ///< next slot in turn, [tasks]
-    std::uint32_t* step = nullptr;   ///< steps so far, [tasks]
-    std::size_t stride = 0;
-    std::uint32_t capacity = 0;
 };
 
 /// Host side of the store: who has which pages and rows. Device memory is not touched here: kernels get its pointers,
@@ -80,8 +68,10 @@ public:
     [[nodiscard]] T* resident() const { return resident_.data(); }
     [[nodiscard]] T* staging() const { return staging_.data(); }
     [[nodiscard]] T* host() const { return host_.data(); }
-    [[nodiscard]] staging_arrays staging_map() const {
-        staging_arrays a;
+    /// The staging map of all tasks, in device memory: shared by the query heads of a task, kept from step to step.
+    /// Undefined until reset_staging_kernel has run for the task.
+    [[nodiscard]] device_staging staging_map() const {
+        device_staging a;
         a.stride = config_.max_tokens;
         a.capacity = static_cast<std::uint32_t>(config_.staging_rows);
         a.slot = map_.data();

@@ -31,7 +31,7 @@ concept timeline = requires(L& line) {
 /// Ordinary memory: where the device is a CPU, and for tests.
 struct host_memory {
     [[nodiscard]] void* allocate(std::size_t bytes) const { return ::operator new (bytes, std::align_val_t{256}); }
-    void deallocate(void* p, std::size_t bytes) const noexcept { ::operator delete (p, bytes, std::align_val_t{256}); }
+    void deallocate(void* p, std::size_t) const noexcept { ::operator delete (p, std::align_val_t{256}); }
 };
 
 /// Work is over when the call that asked for it returns.

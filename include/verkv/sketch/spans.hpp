@@ -137,8 +137,7 @@ public:
     }
 
     /// Makes room for so many tokens in all, so that append() up to there allocates nothing (as long as spans have
-    /// min_length tokens: those that the caller cuts, or that erase() or a NaN shortened, may have less). Call after
-    /// fit().
+    /// min_length tokens: those that the caller cuts, or that erase() or a NaN shortened, may have less).
     void reserve(std::size_t tokens) {
         reserve_scratch();
         closed_.make_room(tokens / options_.min_length + 1, tokens, false);

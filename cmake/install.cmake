@@ -1,4 +1,4 @@
-# Installs the headers and a CMake package: find_package(verkv) gives verkv::verkv.
+# Installs the headers and a CMake package: find_package(verkv) gives verkv::verkv, with COMPONENTS cuda also verkv::cuda.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -14,5 +14,5 @@ configure_package_config_file(cmake/verkvConfig.cmake.in "${PROJECT_BINARY_DIR}/
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/verkvConfigVersion.cmake" COMPATIBILITY SameMinorVersion
                                  ARCH_INDEPENDENT)
 install(FILES "${PROJECT_BINARY_DIR}/verkvConfig.cmake" "${PROJECT_BINARY_DIR}/verkvConfigVersion.cmake"
-              cmake/FindRandom123.cmake DESTINATION "${verkv_package_dir}")
+              cmake/FindRandom123.cmake cmake/verkvCuda.cmake DESTINATION "${verkv_package_dir}")
 install(FILES LICENSE DESTINATION "${CMAKE_INSTALL_DOCDIR}")

@@ -2,7 +2,7 @@
 # Sourced by tests/run.sh and examples/run.sh.
 library_packages=(cmake g++ ninja-build libeigen3-dev librandom123-dev)
 example_packages=(libcli11-dev libfmt-dev nlohmann-json3-dev)
-test_packages=(catch2)
+test_packages=(catch2 libboost-context-dev)
 check_packages=(libbenchmark-dev clang clang-format clang-tidy)
 
 # need PACKAGE...: installs the Debian packages among these that are missing; where there is no apt, says which they are

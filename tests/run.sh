@@ -17,7 +17,7 @@ case "$*" in
         ;;
 esac
 
-results='^(unit|typed|property|golden)$'
+results='^(unit|typed|property|golden|parity)$'
 run_tests() { ctest --test-dir "$1" --parallel "$(nproc)" --output-on-failure --no-label-summary "${@:2}"; }
 
 failed=()

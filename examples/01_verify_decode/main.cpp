@@ -16,18 +16,11 @@
 
 namespace {
 
-verkv::rope_pairing pairing_of(const example::trace_info& t, const settings& s) {
-    if (!t.pairing) {
-        throw example::trace_error(s.trace + "/meta.json", "says no RoPE pairing, which the rope-pairs sketch needs");
-    }
-    return *t.pairing;
-}
-
 /// Calls use(sketch, target) with those of a combination.
 template <class T, class Use>
 auto with_policies(const example::trace<T>& t, const settings& s, const combination& c, Use&& use) {
     const example::sketch_options options{
-        .key_dim = t.shape.key_dim, .bits = s.bits, .pairs = s.pairs, .pairing = [&] { return pairing_of(t, s); }};
+        .key_dim = t.shape.key_dim, .bits = s.bits, .pairs = s.pairs, .pairing = [&] { return t.known_pairing(); }};
     return example::with_sketch<T>(c.sketch, options, [&](const auto& sketch) {
         return c.target == "output" ? use(sketch, verkv::output{}) : use(sketch, verkv::denominator{});
     });

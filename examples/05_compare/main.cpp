@@ -47,18 +47,13 @@ void require_outputs(const settings& s) {
 
 template <class T>
 std::vector<row> run(const example::trace<T>& t, const settings& s) {
-    const example::sketch_options options{.key_dim = t.shape.key_dim, .bits = s.bits, .pairing = [&] {
-                                              if (!t.pairing) {
-                                                  throw example::trace_error(
-                                                      s.trace + "/meta.json",
-                                                      "says no RoPE pairing, which the rope-pairs sketch needs");
-                                              }
-                                              return *t.pairing;
-                                          }};
+    const example::sketch_options options{
+        .key_dim = t.shape.key_dim, .bits = s.bits, .pairing = [&] { return t.known_pairing(); }};
     const auto steps = t.spread_steps(s.steps);
     const auto choices = compare::cache_choices(s);
     for (const compare::cache_choice& c : choices) {  // what cannot be had is said at once
         example::with_sketch<T>(c.choice.sketch, options, [](const auto&) { return 0; });
+        (void)example::scorer_of(t, c.scorer);
     }
     const bool with_baselines = std::find(s.parts.begin(), s.parts.end(), "baselines") != s.parts.end();
     std::optional<verkv::thread_pool> pool;

@@ -469,6 +469,7 @@ struct verkv_cache {
             r.rounds = static_cast<std::uint32_t>(h.rounds);
             for (std::size_t g = 0; g < shape.group(); ++g) {
                 const verkv::query_head_report& q = report.per_query_head[i * shape.group() + g];
+                r.rows_planned += q.rows_planned;
                 r.certificate_before = larger_or_nan(q.certificate_before, r.certificate_before);
                 r.certificate_after = larger_or_nan(q.certificate_after, r.certificate_after);
                 r.certificate_observed = larger_or_nan(q.certificate_observed, r.certificate_observed);

@@ -175,6 +175,7 @@ typedef struct {
     size_t tokens;        /* of the request */
     size_t rows_resident; /* of them resident */
     size_t rows_fetched;  /* the plan's, for all query heads */
+    size_t rows_planned;  /* the plan's, for each query head its own: their sum; joint ones are the same for each */
     size_t rows_copied;   /* of those, what no earlier step had left in staging; one that made room counts again */
     size_t shortlist_keys_read; /* keys read from host memory to weigh the shortlist exactly */
     size_t bytes_moved;         /* from host memory: copied rows and shortlisted keys */

@@ -136,13 +136,19 @@ double output_error(const trace<T>& t, const truth& dense, std::size_t step, std
     return norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
 }
 
+/// The scorer of a name. Throws std::invalid_argument for a name that there is not, trace_error where the trace does
+/// not say what it needs.
+[[nodiscard]] inline chosen_scorer scorer_of(const trace_info& t, std::string_view name) {
+    return chosen_scorer(name, {.rotation = [&] { return t.rotation(); }});
+}
+
 /// Importance of the prompt's tokens for each KV head, by the scorer of a name.
 template <class T>
 std::vector<std::vector<float>> importance_of(const trace<T>& t, std::string_view scorer) {
     std::vector<std::size_t> kept(t.first_decode_row());
     std::iota(kept.begin(), kept.end(), std::size_t{0});
     const auto prompt = prompt_of(t, kept);
-    const chosen_scorer chosen(scorer);
+    const chosen_scorer chosen = scorer_of(t, scorer);
     std::vector<std::vector<float>> scores(t.shape.kv_heads, std::vector<float>(t.prefill_tokens));
     for (std::size_t h = 0; h < t.shape.kv_heads; ++h) {
         chosen.score(verkv::cpu{}, prompt.view(), h, std::span<float>(scores[h]));

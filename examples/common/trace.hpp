@@ -22,9 +22,9 @@
 #include "common/npy.hpp"
 #include "verkv/core/geometry.hpp"
 #include "verkv/core/prompt.hpp"
+#include "verkv/core/rope.hpp"
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
-#include "verkv/sketch/rope_pairs.hpp"
 
 namespace example {
 
@@ -37,14 +37,33 @@ using verkv::rope_pairing;
 
 /// What a trace says about itself, without its arrays.
 struct trace_info {
-    std::string name;                                ///< last part of the folder's name
-    std::string model;                               ///< as the folder says; may be empty
-    std::uint32_t layer = 0;                         ///< as the folder says; 0 where it says nothing
-    verkv::geometry shape;                           ///< heads, widths and the factor on <q, k>
-    std::optional<rope_pairing> pairing;             ///< empty where the folder does not say
-    std::size_t prefill_tokens = 0;                  ///< tokens 0 ... prefill_tokens-1 are the prompt
-    std::size_t tokens = 0;                          ///< prompt and decoded tokens; token t is at position t
+    std::string name;                     ///< last part of the folder's name
+    std::string model;                    ///< as the folder says; may be empty
+    std::uint32_t layer = 0;              ///< as the folder says; 0 where it says nothing
+    verkv::geometry shape;                ///< heads, widths and the factor on <q, k>
+    std::optional<rope_pairing> pairing;  ///< empty where the folder does not say
+    std::optional<double> theta;          ///< base of the plain rotation; empty where the folder does not say
+    std::size_t prefill_tokens = 0;       ///< tokens 0 ... prefill_tokens-1 are the prompt
+    std::size_t tokens = 0;               ///< prompt and decoded tokens; token t is at position t
     std::vector<verkv::position_t> query_positions;  ///< of the query rows, ascending; not every position has one
+
+    /// Which channels RoPE turns together. Throws trace_error where the folder does not say.
+    [[nodiscard]] rope_pairing known_pairing() const {
+        if (!pairing) {
+            throw trace_error(name + "/meta.json", "says no \"rope.pairing\", which the rope-pairs sketch needs");
+        }
+        return *pairing;
+    }
+
+    /// The rotation of queries and keys. Throws trace_error where the folder does not say.
+    [[nodiscard]] verkv::rope rotation() const {
+        if (!pairing || !theta) {
+            throw trace_error(name + "/meta.json",
+                              "says no \"rope.pairing\" or no \"rope.theta\", which scorers need that turn keys and "
+                              "queries back");
+        }
+        return verkv::rope::plain(shape.key_dim, *theta, *pairing);
+    }
 
     [[nodiscard]] std::size_t query_rows() const { return query_positions.size(); }
 
@@ -248,6 +267,18 @@ public:
         fail("\"rope.pairing\" is " + shown(value) + "; it must be \"interleaved\" or \"half\"");
     }
 
+    [[nodiscard]] std::optional<double> theta() const {
+        if (!has("rope") || !root_["rope"].contains("theta")) {
+            return std::nullopt;
+        }
+        const json& value = root_["rope"]["theta"];
+        const double theta = value.is_number() ? value.get<double>() : 0;
+        if (!(theta > 0) || !std::isfinite(theta)) {
+            fail("\"rope.theta\" is " + shown(value) + "; it must be a positive number");
+        }
+        return theta;
+    }
+
 private:
     const json& required(const json& object, const char* name, const char* full_name) const {
         const auto found = object.find(name);
@@ -403,6 +434,7 @@ inline trace_parts read_trace_parts(const std::filesystem::path& folder) {
     t.layer = meta.has("layer") ? static_cast<std::uint32_t>(meta.count("layer", 0)) : 0;
     t.model = meta.has("model") ? meta.text("model") : "";
     t.pairing = meta.pairing();
+    t.theta = meta.theta();
     if (t.shape.query_heads % t.shape.kv_heads != 0) {
         meta.fail("\"query_heads\" is " + std::to_string(t.shape.query_heads) + ", no multiple of \"kv_heads\", " +
                   std::to_string(t.shape.kv_heads));
@@ -503,6 +535,9 @@ requires(std::is_same_v<T, verkv::half> ||
     if (t.pairing) {
         meta["rope"] = {{"pairing", *t.pairing == rope_pairing::interleaved ? "interleaved" : "half"},
                         {"rotated", true}};
+        if (t.theta) {
+            meta["rope"]["theta"] = *t.theta;
+        }
     }
     std::ofstream out(folder / "meta.json", std::ios::binary | std::ios::trunc);
     out << meta.dump(1) << '\n';

@@ -7,7 +7,6 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <random>
 #include <span>
 #include <string>
@@ -26,8 +25,7 @@ std::atomic<bool> interrupted{false};
 struct settings {
     example::engine_options engine;
     example::verification_choice verification;
-    std::string prompt;
-    std::size_t prompt_tokens = 0;
+    example::prompt_choice prompt;
     std::size_t predict = 128;
     std::size_t sequences = 1;
     double temperature = 0;
@@ -176,14 +174,8 @@ int run(const settings& s) {
     options.sequences = static_cast<std::uint32_t>(s.sequences);
     example::engine engine(options, attention);
     attention = verified_attention(s.verification.made(engine.rope_by_halves()), engine.context_tokens(), s.sequences);
-    std::vector<llama_token> text = engine.tokens_of(example::read_text(s.prompt), true);
-    if (s.prompt_tokens > 0 && text.size() > s.prompt_tokens) {
-        text.resize(s.prompt_tokens);
-    }
+    const std::vector<llama_token> text = example::prompt_of(engine, s.prompt);
     const std::size_t prompt = text.size();
-    if (prompt == 0) {
-        throw std::runtime_error("the prompt has no tokens");
-    }
     if (prompt >= engine.context_tokens()) {
         throw std::runtime_error(
             fmt::format("the prompt has {} tokens, the context {}: give --context or --prompt-tokens", prompt,
@@ -241,9 +233,7 @@ int main(int argc, char** argv) {
     CLI::App app("Generates text with a model that llama.cpp runs and attention that verkv answers.");
     example::add_engine_options(app, s.engine);
     example::add_verification_options(app, s.verification, true);
-    app.add_option("--prompt", s.prompt, "file with the prompt")->required()->check(CLI::ExistingFile);
-    example::add_count(app, "--prompt-tokens", s.prompt_tokens, 0, std::size_t{1} << 30,
-                       "tokens of the file that are the prompt; 0: all");
+    example::add_prompt_options(app, s.prompt);
     example::add_count(app, "--predict", s.predict, 0, std::size_t{1} << 30, "tokens to generate");
     example::add_fraction(app, "--temperature", s.temperature, {0, 100, true, true}, "0: the most likely token");
     example::add_count(app, "--sequences", s.sequences, 1, 64,
@@ -255,10 +245,5 @@ int main(int argc, char** argv) {
         interrupted = true;
         std::signal(SIGINT, SIG_DFL);  // a second one ends the program at once
     });
-    try {
-        return run(s);
-    } catch (const std::exception& e) {
-        fmt::print(stderr, "verkv_generate: {}\n", e.what());
-        return 1;
-    }
+    return example::exit_code_of("verkv_generate", [&] { return run(s); });
 }

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <limits>
 #include <span>
 #include <string>
@@ -25,8 +24,7 @@ using example::verified_attention;
 struct settings {
     example::engine_options engine;
     example::verification_choice verification;
-    std::string prompt;
-    std::size_t prompt_tokens = 0;
+    example::prompt_choice prompt;
     std::size_t predict = 512;
     std::size_t chunk = 8;
     bool compare = false;
@@ -126,17 +124,11 @@ int run(const settings& s) {
     options.repack = false;
     engine e(options, attention);
     attention = verified_attention(s.verification.made(e.rope_by_halves()), e.context_tokens(), 1);
-    std::vector<llama_token> text = e.tokens_of(example::read_text(s.prompt), true);
-    if (s.prompt_tokens > 0 && text.size() > s.prompt_tokens) {
-        text.resize(s.prompt_tokens);
-    }
+    const std::vector<llama_token> text = example::prompt_of(e, s.prompt);
     if (text.size() + s.predict + s.chunk > e.context_tokens()) {
         throw std::runtime_error(
             fmt::format("{} tokens of prompt, {} to generate and a chunk of {} are more than the context of {}",
                         text.size(), s.predict, s.chunk, e.context_tokens()));
-    }
-    if (text.empty()) {
-        throw std::runtime_error("the prompt has no tokens");
     }
     if (s.chunk + 1 > s.engine.batch) {
         throw std::runtime_error(fmt::format("a pass checks {} tokens, a chunk and one more: raise --batch from {}",
@@ -193,17 +185,10 @@ int main(int argc, char** argv) {
     CLI::App app("Dense greedy decoding, drafted by verkv's cache and checked in chunks.");
     example::add_engine_options(app, s.engine);
     example::add_verification_options(app, s.verification, true);
-    app.add_option("--prompt", s.prompt, "file with the prompt")->required()->check(CLI::ExistingFile);
-    example::add_count(app, "--prompt-tokens", s.prompt_tokens, 0, std::size_t{1} << 30,
-                       "tokens of the file that are the prompt; 0: all");
+    example::add_prompt_options(app, s.prompt);
     example::add_count(app, "--predict", s.predict, 1, std::size_t{1} << 30, "tokens to generate");
     example::add_count(app, "--chunk", s.chunk, 1, 4096, "tokens drafted between two dense passes");
     app.add_flag("--compare", s.compare, "decode densely as well, and compare token for token");
     CLI11_PARSE(app, argc, argv);
-    try {
-        return run(s);
-    } catch (const std::exception& e) {
-        fmt::print(stderr, "verkv_lossless: {}\n", e.what());
-        return 1;
-    }
+    return example::exit_code_of("verkv_lossless", [&] { return run(s); });
 }

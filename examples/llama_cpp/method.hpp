@@ -17,12 +17,11 @@ struct method {
     std::optional<verification_choice> choice;
 };
 
-/// Dense, and at each compression: never fetch, the paper's plan, ours for each certificate. `common` holds what they
-/// share; the sketch is the paper's, which needs RoPE. The exact sketch shows what a method would do with weights that
-/// cost nothing.
+/// Never fetch, the paper's plan, ours for each certificate, with what `common` says of all of them. The exact sketch
+/// shows what a method would do with weights that cost nothing.
 inline std::vector<method> all_methods(const verification_choice& common) {
     std::vector<method> methods;
-    const auto add = [&](const std::string& name, const char* plan, const char* sketch, const char* target,
+    const auto add = [&](const std::string& name, const char* plan, const std::string& sketch, const char* target,
                          double epsilon) {
         verification_choice c = common;
         c.plan = plan;
@@ -31,12 +30,12 @@ inline std::vector<method> all_methods(const verification_choice& common) {
         c.epsilon = epsilon;
         methods.push_back({name, c});
     };
-    add("never fetch", "never", "rope-pairs", "denominator", 0.05);
-    add("paper: greedy, eps 0.05", "greedy", "rope-pairs", "denominator", 0.05);
-    add("default: water-filling, checked, eps 0.05", "water-filling", "rope-pairs", "denominator", 0.05);
-    add("default, eps 0.3", "water-filling", "rope-pairs", "denominator", 0.3);
-    add("output verified, eps 0.1", "water-filling", "rope-pairs", "output", 0.1);
-    add("output verified, eps 0.3", "water-filling", "rope-pairs", "output", 0.3);
+    add("never fetch", "never", common.sketch, "denominator", 0.05);
+    add("paper: greedy, eps 0.05", "greedy", common.sketch, "denominator", 0.05);
+    add("default: water-filling, checked, eps 0.05", "water-filling", common.sketch, "denominator", 0.05);
+    add("default, eps 0.3", "water-filling", common.sketch, "denominator", 0.3);
+    add("output verified, eps 0.1", "water-filling", common.sketch, "output", 0.1);
+    add("output verified, eps 0.3", "water-filling", common.sketch, "output", 0.3);
     add("exact weights, greedy, eps 0.05", "greedy", "exact", "denominator", 0.05);
     add("exact weights, water-filling, eps 0.05", "water-filling", "exact", "denominator", 0.05);
     add("exact weights, output verified, eps 0.1", "water-filling", "exact", "output", 0.1);

@@ -1,9 +1,17 @@
 // Options that the programs of this folder share.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
 #include <map>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "common/arguments.hpp"
 #include "engine.hpp"
@@ -26,6 +34,41 @@ inline void add_engine_options(CLI::App& app, engine_options& o) {
         ->default_str("f16");
 }
 
+/// What is read first.
+struct prompt_choice {
+    std::string file;
+    std::size_t tokens = 0;  ///< of it; 0: all
+};
+
+inline void add_prompt_options(CLI::App& app, prompt_choice& p) {
+    app.add_option("--prompt", p.file, "file with the prompt")->required()->check(CLI::ExistingFile);
+    add_count(app, "--prompt-tokens", p.tokens, 0, std::size_t{1} << 30,
+              "tokens of the file that are the prompt; 0: all");
+}
+
+/// Its tokens, one at least.
+inline std::vector<llama_token> prompt_of(const engine& e, const prompt_choice& p) {
+    std::vector<llama_token> text = e.tokens_of(read_text(p.file), true);
+    if (p.tokens > 0 && text.size() > p.tokens) {
+        text.resize(p.tokens);
+    }
+    if (text.empty()) {
+        throw std::runtime_error("the prompt has no tokens");
+    }
+    return text;
+}
+
+/// The end of main(): runs the program, or says why it cannot.
+template <class Run>
+int exit_code_of(const char* program, Run&& run) {
+    try {
+        return run();
+    } catch (const std::exception& e) {
+        fmt::print(stderr, "{}: {}\n", program, e.what());
+        return 1;
+    }
+}
+
 /// What verkv does, as it is asked for by name.
 struct verification_choice {
     std::string plan = "water-filling";
@@ -38,6 +81,8 @@ struct verification_choice {
     double delta = 0.1;
     unsigned bits = 2;
     double share = 0.25;
+    std::uint32_t shortlist = 128;
+    bool per_head = false;
     unsigned rounds = 15;
     bool carry = false;
     std::uint64_t seed = 1;
@@ -54,6 +99,8 @@ struct verification_choice {
         v.options.sketch_bits = bits;
         v.options.sketch_share = static_cast<float>(share);
         v.options.rope = rope_by_halves ? VERKV_ROPE_HALF : VERKV_ROPE_INTERLEAVED;
+        v.options.shortlist = shortlist;
+        v.options.joint = per_head ? 0 : 1;
         v.options.carry_bounds = carry ? 1 : 0;
         v.options.check_rounds = rounds;
         v.options.kept = kept;
@@ -72,8 +119,14 @@ inline void add_verification_options(CLI::App& app, verification_choice& c, bool
     add_count(app, "--sink", c.sink, 0, 1u << 20, "first tokens that stay resident");
     add_count(app, "--local", c.local, 0, 1u << 20, "last tokens of the prompt that stay resident");
     add_fraction(app, "--delta", c.delta, {0, 1, false, false}, "how often the error may be larger than epsilon");
+    app.add_option("--sketch", c.sketch, "how weights are estimated")
+        ->check(CLI::IsMember({"rope-pairs", "rotated", "exact"}))
+        ->capture_default_str();
     add_count(app, "--bits", c.bits, 1, 8, "bits a channel of the sketch; rotated takes at most 4");
     add_fraction(app, "--pairs", c.share, {0, 1, false, true}, "share of the channel pairs in the rope-pairs sketch");
+    add_count(app, "--shortlist", c.shortlist, 0, 1u << 20, "tokens of a query head whose keys are read to weigh them");
+    app.add_flag("--per-head", c.per_head,
+                 "query heads of a KV head plan on their own, and it reads what any asks for");
     add_count(app, "--rounds", c.rounds, 0, 15, "fetches that the check from the sample may add; 0: no check");
     add_count(app, "--seed", c.seed, 0, ~std::uint64_t{0}, "of the sample");
     if (parts) {
@@ -81,9 +134,6 @@ inline void add_verification_options(CLI::App& app, verification_choice& c, bool
         add_fraction(app, "--epsilon", c.epsilon, {0, 1e9, false, true}, "relative error to certify");
         app.add_option("--plan", c.plan, "how rows to fetch are chosen")
             ->check(CLI::IsMember({"water-filling", "greedy", "never"}))
-            ->capture_default_str();
-        app.add_option("--sketch", c.sketch, "how weights are estimated")
-            ->check(CLI::IsMember({"rope-pairs", "rotated", "exact"}))
             ->capture_default_str();
         app.add_option("--target", c.target, "what is certified")
             ->check(CLI::IsMember({"denominator", "output"}))

@@ -38,6 +38,8 @@ struct layer_totals {
     double resident = 0;     ///< share of the rows, summed over KV heads and steps
     double fetched = 0;      ///< the same
     double keys_scored = 0;  ///< the same, of the shortlist
+    double planned = 0;      ///< the same, of the rows that a query head asked for, summed over query heads
+    double sketch = 0;       ///< bytes of the sketch for those of the rows, summed over KV heads and steps
     double rounds = 0;
     double certificate = 0;  ///< largest of a KV head's query heads, summed
     std::size_t kv_heads = 0;
@@ -51,6 +53,8 @@ struct layer_totals {
         resident += o.resident;
         fetched += o.fetched;
         keys_scored += o.keys_scored;
+        planned += o.planned;
+        sketch += o.sketch;
         rounds += o.rounds;
         certificate += o.certificate;
         kv_heads += o.kv_heads;
@@ -88,6 +92,13 @@ public:
         for (layer& l : layers_) {
             l.cache.reset();
             l.sequences.clear();
+            l.totals = {};
+        }
+    }
+
+    /// Counts from here on.
+    void forget_totals() {
+        for (layer& l : layers_) {
             l.totals = {};
         }
     }
@@ -453,6 +464,9 @@ private:
             sum.resident += static_cast<double>(r.rows_resident) / all;
             sum.fetched += static_cast<double>(r.rows_fetched) / all;
             sum.keys_scored += static_cast<double>(r.shortlist_keys_read) / all;
+            sum.planned += static_cast<double>(r.rows_planned) / all;
+            sum.sketch += verkv_sketch_bytes_per_token(l.cache.get()) /
+                          static_cast<double>(sizeof(std::uint16_t) * (l.options.key_dim + l.options.value_dim));
             sum.rounds += r.rounds;
             sum.certificate += r.certificate_observed > 0 ? r.certificate_observed : r.certificate_after;
             sum.seconds += r.sketch_seconds + r.decide_seconds + r.fetch_seconds + r.attend_seconds;

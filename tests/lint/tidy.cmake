@@ -2,7 +2,8 @@
 cmake_minimum_required(VERSION 3.25)
 get_filename_component(root "${CMAKE_CURRENT_LIST_DIR}/../.." ABSOLUTE)
 file(STRINGS "${FLAGS}" flags)
-execute_process(COMMAND "${CLANG_TIDY}" --quiet "--config-file=${root}/.clang-tidy" "${root}/include/verkv/verkv.hpp" --
+file(GLOB kernels "${root}/include/verkv/cuda/*.hpp")
+execute_process(COMMAND "${CLANG_TIDY}" --quiet "--config-file=${root}/.clang-tidy" "${root}/include/verkv/verkv.hpp" ${kernels} --
                         -xc++ ${flags} RESULT_VARIABLE result ERROR_VARIABLE text OUTPUT_VARIABLE findings)
 if(NOT result EQUAL 0)
     message(FATAL_ERROR "${text}\n${findings}")

@@ -1,4 +1,4 @@
-# verkv.hpp includes every CPU header outside detail/. WRITE=ON writes it anew:
+# verkv.hpp includes every CPU header outside detail/, cuda.cuh every one of cuda/. WRITE=ON writes them anew:
 #     cmake -D WRITE=ON -P tests/lint/umbrella.cmake
 cmake_minimum_required(VERSION 3.25)
 get_filename_component(root "${CMAKE_CURRENT_LIST_DIR}/../.." ABSOLUTE)
@@ -20,13 +20,23 @@ if(left)
     message(FATAL_ERROR "headers outside the known rooms: ${left}")
 endif()
 
-set(umbrella "${root}/include/verkv/verkv.hpp")
-if(WRITE)
-    file(WRITE "${umbrella}" "${text}")
-    return()
-endif()
-file(READ "${umbrella}" present)
-if(NOT present STREQUAL text)
-    message(FATAL_ERROR "verkv.hpp differs from the headers there are; it has to read\n${text}\n"
-                        "mend it with: cmake -D WRITE=ON -P tests/lint/umbrella.cmake")
-endif()
+file(GLOB_RECURSE device RELATIVE "${root}/include" "${root}/include/verkv/cuda/*.hpp" "${root}/include/verkv/cuda/*.cuh")
+list(FILTER device EXCLUDE REGEX "/detail/")
+list(SORT device)
+list(JOIN device "\"\n#include \"" lines)
+set(device_text "// Everything on the CUDA side of verkv. Needs nvcc with -std=c++20. Made by tests/lint/umbrella.cmake.\n#pragma once\n\n#include \"${lines}\"\n")
+
+function(umbrella name wanted)
+    set(file "${root}/include/verkv/${name}")
+    if(WRITE)
+        file(WRITE "${file}" "${wanted}")
+        return()
+    endif()
+    file(READ "${file}" present)
+    if(NOT present STREQUAL wanted)
+        message(SEND_ERROR "${name} differs from the headers there are; it has to read\n${wanted}\n"
+                           "mend it with: cmake -D WRITE=ON -P tests/lint/umbrella.cmake")
+    endif()
+endfunction()
+umbrella(verkv.hpp "${text}")
+umbrella(cuda.cuh "${device_text}")

@@ -106,8 +106,8 @@ outcome run_c(const verkv_options& options, double epsilon) {
             for (std::uint32_t h = 0; h < shape().kv_heads; ++h) {
                 verkv_head_report k{};
                 must(verkv_report(cache, i, h, &k) == VERKV_OK);
-                o.counts.insert(o.counts.end(), {k.tokens, k.rows_resident, k.rows_fetched, k.rows_copied, k.rounds,
-                                                 k.shortlist_keys_read, k.bytes_moved});
+                o.counts.insert(o.counts.end(), {k.tokens, k.rows_resident, k.rows_fetched, k.rows_planned,
+                                                 k.rows_copied, k.rounds, k.shortlist_keys_read, k.bytes_moved});
                 o.certificates.insert(o.certificates.end(),
                                       {k.certificate_before, k.certificate_after, k.certificate_observed});
                 must(k.sketch_seconds > 0);
@@ -155,15 +155,17 @@ outcome run_cpp(Cache&& cache, double epsilon) {
         for (std::size_t i = 0; i < 2; ++i) {
             for (std::size_t h = 0; h < shape().kv_heads; ++h) {
                 const verkv::kv_head_report& k = report.kv_head(i, h);
-                o.counts.insert(o.counts.end(), {k.tokens, k.rows_resident, k.rows_fetched, k.rows_copied, k.rounds,
-                                                 k.shortlist_keys_read, k.bytes_moved});
+                std::size_t planned = 0;
                 double before = 0, after = 0, observed = 0;
                 for (std::size_t g = 0; g < shape().group(); ++g) {
                     const verkv::query_head_report& query = report.query_head(i, h * shape().group() + g);
+                    planned += query.rows_planned;
                     before = std::max(before, query.certificate_before);
                     after = std::max(after, query.certificate_after);
                     observed = std::max(observed, query.certificate_observed);
                 }
+                o.counts.insert(o.counts.end(), {k.tokens, k.rows_resident, k.rows_fetched, planned, k.rows_copied,
+                                                 k.rounds, k.shortlist_keys_read, k.bytes_moved});
                 o.certificates.insert(o.certificates.end(), {before, after, observed});
             }
         }
@@ -190,7 +192,7 @@ verkv::rope_pair_sketch pairs(verkv::rope_pairing pairing = verkv::rope_pairing:
 
 std::size_t fetched(const outcome& o) {
     std::size_t sum = 0;
-    for (std::size_t i = 2; i < o.counts.size(); i += 7) {
+    for (std::size_t i = 2; i < o.counts.size(); i += 8) {
         sum += o.counts[i];
     }
     return sum;
@@ -198,7 +200,7 @@ std::size_t fetched(const outcome& o) {
 
 std::size_t rounds(const outcome& o) {
     std::size_t sum = 0;
-    for (std::size_t i = 4; i < o.counts.size(); i += 7) {
+    for (std::size_t i = 5; i < o.counts.size(); i += 8) {
         sum += o.counts[i];
     }
     return sum;

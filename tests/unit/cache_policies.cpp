@@ -248,6 +248,54 @@ TEST_CASE("cache policies: a sketch that lies is found out from the sample") {
     CHECK(everything > 10);
 }
 
+namespace {
+
+/// Every token weighs the same to it.
+class flat_sketch : public someone::off_sketch {
+public:
+    flat_sketch() = default;
+
+    template <class Backend>
+    void estimate(const Backend&, verkv::rows<float> queries, float, verkv::matrix_view<float> logits) const {
+        for (std::size_t g = 0; g < queries.count; ++g) {
+            std::fill_n(logits.row(g).data(), size(), 0.0f);
+        }
+    }
+};
+
+}  // namespace
+
+TEST_CASE("cache policies: a plan that raised nothing is lowered to where tokens are raised") {
+    // 2000 tokens of weight 1, half of them resident, would do; but one that was drawn at 1/8 weighs 6.8: the check
+    // misses its mark by a little, and nothing is raised before levels are a twelfth of where a certificate might
+    // begin.
+    const verkv::geometry one{1, 1, 4, 4, 1.0f};
+    const std::size_t n = 2000;
+    text<float> t = random_text<float>(one, n, 3);
+    std::fill(t.keys.begin(), t.keys.end(), 0.0f);
+    t.keys[4 * 1000] = std::log(6.8f);
+    std::vector<float> r(n, 0.5f);
+    r[1000] = 0.125f;
+    std::vector<verkv::token_index> sample;
+    for (std::size_t i = 0; i < n; i += 2) {
+        sample.push_back(static_cast<verkv::token_index>(i));
+    }
+    cache_of<flat_sketch> cache(roomy(one, n), flat_sketch(), {}, {}, exact_for_shortlist{0});
+    const auto id = cache.open();
+    prefill(cache, id, t, 0, n);
+    cache.adopt(id, std::vector<std::span<const float>>{r}, std::vector<std::span<const verkv::token_index>>{sample});
+    const std::vector<float> query{1, 0, 0, 0};
+    std::vector<float> output(4);
+    const auto& report = cache.decode(
+        verkv::decode_item<float>{id, verkv::contiguous_rows(std::span<const float>(query), 4), output}, {0.1, 0.1});
+    const auto& head = report.kv_head(0, 0);
+    CHECK(report.query_head(0, 0).certificate_before < 0.1);
+    CHECK(report.query_head(0, 0).certificate_observed < 0.1);
+    CHECK(head.rounds >= 1);
+    CHECK(head.rounds <= 6);
+    CHECK(head.rows_fetched < 500);
+}
+
 TEST_CASE("cache policies: no check where none is asked for, and none where weights are exact") {
     const auto t = random_text<float>(shape, 300, 3, 2);
     const auto queries = random_queries<float>(shape, 3);

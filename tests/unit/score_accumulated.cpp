@@ -226,6 +226,37 @@ TEST_CASE("score: eviction is permanent, in H2O alone") {
     CHECK(mean[1] > 0.9f);
 }
 
+TEST_CASE("score: of tokens that gathered alike the lower index stays in H2O's set") {
+    // All queries but the last give token 0 everything, to the last bit: the others gather exactly 0 and tie. The last
+    // one looks at all alike, which shows who is in the set.
+    const geometry shape{1, 1, 1, 1, 1.0f};
+    for (const position_t step : {1, 4}) {
+        const std::size_t n = 40;
+        std::vector<float> keys(n, 0.0f);
+        keys[0] = 1;
+        const std::vector<float> values(n, 0.0f);
+        const rows<float> key_rows = contiguous_rows(std::span<const float>(keys), 1);
+        const rows<float> value_rows = contiguous_rows(std::span<const float>(values), 1);
+        const auto positions = positions_from(0, static_cast<int>(n));
+        const auto at = positions_from(3, static_cast<int>(n), step);
+        std::vector<float> queries(at.size(), 200.0f);
+        queries.back() = 0;
+        const prompt<float> p{shape,
+                              {&key_rows, 1},
+                              {&value_rows, 1},
+                              positions,
+                              heads_of(std::span<const float>(queries), at.size(), 1, 1),
+                              at};
+        std::vector<float> out(n);
+        accumulated_attention{portion::tokens(7), portion::tokens(0)}.score_head(cpu{}, p, 0, out);
+        const std::size_t fresh = static_cast<std::size_t>(step);  // those that came with the last query
+        for (std::size_t i = 0; i < n; ++i) {
+            INFO("token " << i << ", step " << step);
+            CHECK((out[i] > 0) == (i < 7 - fresh || i >= n - fresh));
+        }
+    }
+}
+
 TEST_CASE("score: the age bias of sums, and of the mean") {
     // Keys that all look alike to every query: attention of query t is 1/(t+1) on each of t+1 tokens. No token matters
     // more than another, so a fair score has no trend.

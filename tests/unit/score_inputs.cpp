@@ -8,9 +8,11 @@
 #include "support/refusal.hpp"
 #include "verkv/core/prompt_inputs.hpp"
 #include "verkv/core/rope.hpp"
+#include "verkv/sample/allocation.hpp"
 #include "verkv/score/compose.hpp"
 #include "verkv/score/given.hpp"
 #include "verkv/score/key_norm.hpp"
+#include "verkv/score/kvzip.hpp"
 #include "verkv/score/largest_attention.hpp"
 #include "verkv/sketch/exact.hpp"
 
@@ -268,6 +270,44 @@ TEST_CASE("score: compress() takes a budget for each KV head") {
     CHECK(total == Approx(39).epsilon(1e-6));
     how.of_heads = std::span(budgets).first(2);
     CHECK(support::refused([&] { cache.compress(id, key_norm{}, how); }, {"2 budgets", "3 KV heads"}));
+}
+
+TEST_CASE("score: KVzip's pass and AdaKV's budgets through compress()") {
+    const geometry shape{4, 2, 6, 3, 0};
+    constexpr std::size_t n = 50;
+    const auto t = support::random_text<half>(shape, n, 8);
+    const auto own = support::random_text<half>(shape, 60, 9);  // keys of the second pass
+    const auto queries = support::generator(4).normals<half>(60 * 4 * 6);
+    const std::vector<repeat_chunk> chunks{{2, 20, 0, 25}, {22, 28, 25, 35}};
+    const std::vector<rows<half>> own_keys{own.head_keys(0, 60), own.head_keys(1, 60)};
+    const repeat_pass<half> pass{chunks, heads_of(std::span<const half>(queries), 60, 4, 6), own_keys, 2, {}};
+    const std::vector<rows<half>> keys{t.head_keys(0, n), t.head_keys(1, n)};
+    const std::vector<rows<half>> values{t.head_values(0, n), t.head_values(1, n)};
+    const prompt_with<half, repeat_pass<half>> seen{prompt<half>{shape, keys, values, t.positions, {}, {}}, pass};
+    std::vector<float> scores(2 * n);
+    for (std::size_t h = 0; h < 2; ++h) {
+        kvzip{}.score(cpu{}, seen, h, std::span(scores).subspan(h * n, n));
+    }
+    const windows fixed{2, 3};
+    const auto counts = adaptive_budgets(matrix_of(std::span<const float>(scores), 2, n), budget::fraction(0.3), 0.2,
+                                         adaptive_rule::floor, fixed);
+    CHECK(counts[0] + counts[1] == 30);
+    const auto budgets = budgets_of(counts);
+    layer_cache<half, exact_sketch<half>> cache(support::roomy(shape, 64), exact_sketch<half>{});
+    const auto id = cache.open(3);
+    support::prefill(cache, id, t, 0, n);
+    cache.compress(id, kvzip{}, {budget::fraction(1), fixed, budgets}, {}, {}, pass);
+    for (std::size_t h = 0; h < 2; ++h) {
+        std::vector<float> r(n);
+        inclusion_probabilities(cpu{}, std::span<const float>(scores).subspan(h * n, n), budgets[h], fixed,
+                                std::span<float>(r));
+        double sum = 0;
+        for (std::size_t i = 0; i < n; ++i) {
+            REQUIRE(cache.probability(id, h, static_cast<token_index>(i)) == r[i]);
+            sum += static_cast<double>(r[i]);
+        }
+        CHECK(sum == Approx(static_cast<double>(counts[h])).epsilon(1e-6));
+    }
 }
 
 TEST_CASE("core: a row is un-rotated at its position") {

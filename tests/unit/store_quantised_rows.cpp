@@ -193,6 +193,24 @@ TEST_CASE("quantised rows: bounds on logits and values are never broken, and rea
     CHECK(verkv::quantised_value_bound(none.view) == 0);
 }
 
+TEST_CASE("quantised rows: the bound counts the rounding of what comes back") {
+    // Neighbouring floats are 2 apart here, and a step is 2.5: some come back 2 off.
+    std::vector<float> x;
+    for (int i = 0; i < 320; ++i) {
+        x.push_back(0x1p24f + 2 * static_cast<float>(i));
+    }
+    const group g = quantised(x, {1, 8, quantised_axis::channel});
+    const auto y = back(g);
+    float worst = 0;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+        worst = (std::max)(worst, std::abs(x[i] - y[i]));
+    }
+    CHECK(g.view.step[0] < 2.6f);
+    CHECK(worst == 2);
+    CHECK(verkv::quantised_value_bound(g.view) >= 2);
+    CHECK(verkv::quantised_value_bound(g.view) < 4);
+}
+
 TEST_CASE("quantised rows: a row that is not finite spoils itself and nothing else") {
     dice d(103);
     for (const quantised_axis axis : {quantised_axis::channel, quantised_axis::token}) {

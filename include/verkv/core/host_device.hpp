@@ -25,4 +25,11 @@ template <class T>
     return a < b ? a : b;
 }
 
+/// The value of type To with the bits of `from`, of the same size. std::bit_cast, which nvcc takes for host code only.
+/// Host and device.
+template <class To, class From>
+[[nodiscard]] VERKV_HOST_DEVICE constexpr To bits_as(const From& from) noexcept {
+    return __builtin_bit_cast(To, from);
+}
+
 }  // namespace verkv::inline v0

@@ -1,7 +1,6 @@
 // Element types of stored rows. Everything is computed in float (or wider); these are only how rows lie in memory.
 #pragma once
 
-#include <bit>
 #include <concepts>
 #include <cstdint>
 #include <type_traits>
@@ -33,19 +32,26 @@ concept storage = std::same_as<T, float> || std::same_as<T, half> || std::same_a
 
 /// Value of a stored element as a float. Exact; NaN stays NaN. Host and device.
 [[nodiscard]] VERKV_HOST_DEVICE constexpr float to_float(bfloat16 x) noexcept {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16);
+    return bits_as<float>(static_cast<std::uint32_t>(x.bits) << 16);
 }
 
 /// Value of a stored element as a float. Exact, subnormals included; NaN stays NaN. Host and device.
 [[nodiscard]] VERKV_HOST_DEVICE constexpr float to_float(half x) noexcept {
+#if defined(__CUDA_ARCH__)
+    if (!__builtin_is_constant_evaluated()) {  // one instruction, the same value
+        float converted = 0;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(converted) : "h"(x.bits));
+        return converted;
+    }
+#endif
     const std::uint32_t sign = static_cast<std::uint32_t>(x.bits & 0x8000u) << 16;
     const std::uint32_t rest = static_cast<std::uint32_t>(x.bits & 0x7fffu) << 13;
     if (rest >= (0x7c00u << 13)) {
-        return std::bit_cast<float>(sign | rest | 0x7f800000u);
+        return bits_as<float>(sign | rest | 0x7f800000u);
     }
     // The exponent bias differs by 112: scaling by 2^112 also normalises subnormal halves.
-    const float magnitude = std::bit_cast<float>(rest) * 0x1p112f;
-    return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(magnitude));
+    const float magnitude = bits_as<float>(rest) * 0x1p112f;
+    return bits_as<float>(sign | bits_as<std::uint32_t>(magnitude));
 }
 
 /// Nearest stored element, ties to even; overflow gives infinity, NaN stays NaN. Host and device.
@@ -54,7 +60,7 @@ template <storage T>
     if constexpr (std::same_as<T, float>) {
         return x;
     } else {
-        const std::uint32_t word = std::bit_cast<std::uint32_t>(x);
+        const std::uint32_t word = bits_as<std::uint32_t>(x);
         const std::uint32_t magnitude = word & 0x7fffffffu;
         if constexpr (std::same_as<T, bfloat16>) {
             if (magnitude > 0x7f800000u) {
@@ -70,7 +76,7 @@ template <storage T>
                 return half{static_cast<std::uint16_t>(sign | 0x7c00u)};
             }
             if (magnitude < 0x38800000u) {  // below 2^-14: a subnormal half is a multiple of 2^-24
-                const float ulps = std::bit_cast<float>(magnitude) * 0x1p24f;
+                const float ulps = bits_as<float>(magnitude) * 0x1p24f;
                 const float rounded = (ulps + 0x1p23f) - 0x1p23f;
                 return half{static_cast<std::uint16_t>(sign | static_cast<std::uint32_t>(rounded))};
             }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +9,7 @@
 #include "verkv/certify/bernstein.hpp"
 #include "verkv/core/error.hpp"
 #include "verkv/core/host_device.hpp"
+#include "verkv/plan/breakpoint_window.hpp"
 
 namespace verkv::inline v0 {
 
@@ -22,7 +22,7 @@ namespace verkv::inline v0 {
 /// Sums in double; sum_A is the difference of two running sums, with an absolute error of 2^-52 kappa sum m.
 class breakpoint_bins {
 public:
-    static constexpr std::size_t per_octave = 8;
+    static constexpr std::size_t per_octave = breakpoint_window::per_octave;
     static constexpr std::size_t most_edges = 40 * per_octave;
 
     /// Edges from the largest one <= low to the smallest one >= high, 0 < low <= high finite, normal floats.
@@ -30,35 +30,29 @@ public:
     breakpoint_bins(float low, float high) {
         detail::check(low >= 0x1p-126f && low <= high && high <= 0x1p120f, "a window from ", low, " to ", high,
                       "; it must lie in [2^-126, 2^120]");
-        const std::uint32_t last = key_of(high) + (edge_of(key_of(high)) < high);
-        first_ = key_of(low);
-        count_ = last - first_ + 1;
-        if (count_ > most_edges) {
-            first_ = last + 1 - static_cast<std::uint32_t>(most_edges);
-            count_ = most_edges;
-        }
-        for (std::size_t k = 0; k <= count_; ++k) {
+        window_ = breakpoint_window::of(low, high, most_edges);
+        for (std::size_t k = 0; k <= edges(); ++k) {
             bins_[k] = {};
         }
     }
 
     /// The largest edge of any window that is <= x, a positive normal float.
-    [[nodiscard]] static float edge_below(float x) { return edge_of(key_of(x)); }
+    [[nodiscard]] static float edge_below(float x) { return breakpoint_window::edge_below(x); }
 
     /// Number of edges.
-    [[nodiscard]] std::size_t edges() const { return count_; }
+    [[nodiscard]] std::size_t edges() const { return window_.count; }
     /// Edge k, ascending.
-    [[nodiscard]] float edge(std::size_t k) const { return edge_of(first_ + static_cast<std::uint32_t>(k)); }
+    [[nodiscard]] float edge(std::size_t k) const { return window_.edge(k); }
 
     /// Adds a token of L: mass m/R and odds o = (1-r)/r > 0.
     void add(float mass, float odds) {
         const double m = static_cast<double>(mass);
         const double o = static_cast<double>(odds);
-        bin& enters = bins_[slot_of(mass)];
+        bin& enters = bins_[window_.slot_of(mass)];
         ++enters.entering;
         enters.mass += m;
         enters.square += m * m;
-        bin& leaves = bins_[slot_of(mass * (1 + odds))];
+        bin& leaves = bins_[window_.slot_of(mass * (1 + odds))];
         ++leaves.leaving;
         leaves.left_mass += m;
         leaves.left_square += m * m;
@@ -75,9 +69,9 @@ public:
 
     /// Adds another part of the context. Throws invalid_argument when its window is another one.
     breakpoint_bins& operator+=(const breakpoint_bins& other) {
-        detail::check(first_ == other.first_ && count_ == other.count_, "bins from ", edge(0), " to ", edge(count_ - 1),
-                      " and from ", other.edge(0), " to ", other.edge(other.count_ - 1), " do not add up");
-        for (std::size_t k = 0; k <= count_; ++k) {
+        detail::check(window_ == other.window_, "bins from ", edge(0), " to ", edge(edges() - 1), " and from ",
+                      other.edge(0), " to ", other.edge(other.edges() - 1), " do not add up");
+        for (std::size_t k = 0; k <= edges(); ++k) {
             const bin& b = other.bins_[k];
             bin& mine = bins_[k];
             mine.entering += b.entering;
@@ -101,7 +95,7 @@ public:
         double square = 0;
         double spread = 0;
         double term = 0;
-        for (std::size_t k = 0; k < count_; ++k) {
+        for (std::size_t k = 0; k < edges(); ++k) {
             const bin& b = bins_[k];  // breakpoints in (edge k-1, edge k]
             between += static_cast<std::int64_t>(b.entering) - static_cast<std::int64_t>(b.leaving);
             mass += b.mass - b.left_mass;
@@ -142,19 +136,7 @@ private:
         double term;             // largest m max(1, o), by m/r
     };
 
-    static constexpr unsigned shift = 20;  // three bits of mantissa
-
-    static std::uint32_t key_of(float x) { return std::bit_cast<std::uint32_t>(x) >> shift; }
-    static float edge_of(std::uint32_t key) { return std::bit_cast<float>(key << shift); }
-
-    /// The bin of (edge k-1, edge k] that holds a breakpoint; the last one for those beyond the window.
-    [[nodiscard]] std::size_t slot_of(float breakpoint) const {
-        const std::uint32_t up = (std::bit_cast<std::uint32_t>(breakpoint) + ((1u << shift) - 1)) >> shift;
-        return up <= first_ ? 0 : smaller<std::size_t>(up - first_, count_);
-    }
-
-    std::uint32_t first_ = 0;
-    std::size_t count_ = 0;
+    breakpoint_window window_;
     std::array<bin, most_edges + 1> bins_;
 };
 

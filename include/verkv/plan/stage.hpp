@@ -10,6 +10,7 @@
 #include "verkv/certify/bernstein.hpp"
 #include "verkv/certify/shrinkage.hpp"
 #include "verkv/core/error.hpp"
+#include "verkv/core/odds.hpp"
 #include "verkv/core/plan.hpp"
 
 namespace verkv::inline v0::detail {
@@ -136,12 +137,6 @@ inline bernstein_moments staged_moments(const plan_workspace& w) {
         add_shrunk(all, s);
     }
     return all;
-}
-
-/// Probability r = 1/(1 + o) as a float that is below 1 for o > 0.
-inline float probability_of(double odds) {
-    constexpr float below_one = 1.0f - 0x1p-24f;
-    return odds > 0 ? smaller(static_cast<float>(1 / (1 + odds)), below_one) : 1.0f;
 }
 
 /// A shrunk token that stays as it is: r' = r, lambda < 1.

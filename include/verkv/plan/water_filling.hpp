@@ -258,8 +258,6 @@ private:
         }
     }
 
-    static float as_level(double x) { return static_cast<float>((std::clamp)(x, 0x1p-120, 0x1p100)); }
-
     /// Finds the level of each head by itself; leaves the tokens picked for all of them in w, certificates and levels
     /// in `out`. False where masses are not finite.
     bool solve(std::span<const masses_view> m, tolerance t, workspace& w, std::span<verkv::plan> out) const {
@@ -275,10 +273,7 @@ private:
             if (!std::isfinite(mass)) {
                 return false;
             }
-            // V <= kappa sum m and b <= kappa: every kappa up to `low` certifies. None above `high` does that leaves a
-            // token between r and 1, b being kappa.
-            const float low = as_level(t.epsilon * t.epsilon / (2 * log_term * (mass + t.epsilon / 3)) * (1 - 0x1p-12));
-            const float high = larger(low, as_level(1.5 * t.epsilon / log_term));
+            const auto [low, high] = levels_to_search(t.epsilon, log_term, mass);
             const float guess = guess_floor(m[h], w.inverse[h], t, low, high);
             w.levels.push_back({low, high, breakpoint_bins::edge_below(guess)});
             w.multiplier.push_back(1 / w.levels[h].floor);
@@ -447,13 +442,9 @@ private:
         out.entries.resize(w.picked.count());
         std::size_t count = 0;
         for (std::size_t i = 0; i < w.picked.count(); ++i) {
-            const float wanted = wish[i] * factor;
-            const float odds = w.picked.odds()[i];
-            if (wanted + wanted * odds > 1) {
-                // Where the certificate has m at kappa, and so r' = 1, a product by 1/kappa must not fall short of it.
-                const float raised = wanted > 1 - 0x1p-20f ? 1.0f : wanted;
-                out.entries[count++] = {w.picked.token()[i],
-                                        larger(raised, detail::probability_of(static_cast<double>(odds))), 1};
+            const float raised = detail::raised_probability(wish[i] * factor, w.picked.odds()[i]);
+            if (raised > 0) {
+                out.entries[count++] = {w.picked.token()[i], raised, 1};
             }
         }
         out.entries.resize(count);
@@ -472,13 +463,13 @@ private:
     /// Picks what the multipliers raise. Wishes are set_wishes()'s to set.
     void pick(std::span<const masses_view> m, workspace& w) const {
         w.rest.resize(m.size());
-        w.moments.resize(m.size());
-        w.certificate.resize(m.size());
         w.picked_for.clear();
         if (m.size() == 1) {
             detail::pick_raised(m[0], w.inverse[0], w.levels[0].floor, w.picked, w.rest[0]);
             return;
         }
+        w.moments.resize(m.size());
+        w.certificate.resize(m.size());
         w.reach.assign(w.multiplier.begin(), w.multiplier.end());
         for (float& a : w.reach) {
             a *= one_by_one;

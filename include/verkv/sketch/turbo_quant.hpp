@@ -32,7 +32,7 @@ enum class turbo_quant_form {
 struct turbo_quant_options {
     std::size_t key_dim = 0;  ///< channels of a key, 2 ... 1024
     unsigned bits = 2;        ///< of a coordinate, 1 ... 4, the projection's included
-    turbo_quant_form form = turbo_quant_form::inner_product;
+    turbo_quant_form form = turbo_quant_form::mean_squared_error;
     std::uint64_t seed = 0;  ///< of the rotation and the projection; drawn without a look at keys or queries
 
     friend bool operator==(const turbo_quant_options&, const turbo_quant_options&) = default;
@@ -205,7 +205,7 @@ private:
         std::vector<float> rotation;
         std::vector<float> projection;
         std::vector<float> levels;
-        alignas(64) float table[16] = {};
+        float table[16] = {};
         double distortion = 1;
     };
 

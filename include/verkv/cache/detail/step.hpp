@@ -8,6 +8,7 @@
 #include <span>
 
 #include "verkv/cache/detail/weighing.hpp"
+#include "verkv/certify/sample_check.hpp"
 #include "verkv/certify/target.hpp"
 #include "verkv/core/random.hpp"
 
@@ -109,6 +110,7 @@ private:
         }
         for (std::size_t g = 0; g < heads(); ++g) {
             head_reports[g] = {};
+            w.steps[g] = 0;
         }
     }
 
@@ -428,16 +430,11 @@ private:
                 continue;
             }
             const observed_moments seen = observe_head(g);
-            // t < epsilon D^/(1 + epsilon) implies an error below epsilon D, as D >= D^ - t.
             double room = seen.denominator / (1 + promise.epsilon);
             if constexpr (needs_values) {
                 room = seen.denominator * (target.limit(promise, output_norm(g)) * w.unit[g]);
             }
-            const double bound = bernstein_bound(seen.moments, log_term);
-            // A sample in which nothing weighs anything says nothing.
-            head_reports[g].certificate_observed = !(seen.denominator > 0) ? std::numeric_limits<double>::infinity()
-                                                   : bound == 0            ? 0
-                                                                           : bound / room;
+            head_reports[g].certificate_observed = observed_certificate(seen.moments, seen.denominator, room, log_term);
             w.holds[g] = head_reports[g].certificate_observed < promise.epsilon;
             all = all && w.holds[g] != 0;
         }
@@ -445,8 +442,7 @@ private:
         return all;
     }
 
-    /// V^ is a difference estimate: V of all tokens as planned, corrected by what the sample says of the plan's error.
-    /// Unbiased as the plain one is, and the steadier the better the sketch.
+    /// What the sample says of D and V, see difference_estimate().
     observed_moments observe_head(std::size_t g) {
         const std::size_t resident = head.resident.size();
         const auto part = [&](const matrix_view<float>& m) {
@@ -477,7 +473,7 @@ private:
             [&](std::size_t i) { return w.fetched[i]; });
         const double reference = w.masses[g].reference * static_cast<double>(unit);
         const double all = w.plans[g].variance * reference * reference;
-        seen.moments.variance = larger(all + (seen.moments.variance - seen.planned), 0.5 * seen.moments.variance);
+        seen.moments.variance = difference_estimate(all, seen.moments.variance, seen.planned);
         return seen;
     }
 
@@ -532,13 +528,18 @@ private:
                     continue;
                 }
                 // The certificate falls with the level or with its square root: between the two.
-                const double missing = head_reports[g].certificate_observed / promise.epsilon;
-                const double steps = std::clamp(std::floor(1.5 * std::log(missing) / std::log(ratio)), least, 60.0);
-                // Above this level no certificate holds: it is where the grid of a plan that raised nothing starts.
-                const double top = 1.5 * promise.epsilon / promise.log_term();
-                const double level =
-                    (std::min)(w.level[g], top) * std::pow(ratio, std::isfinite(steps) ? -steps : -1.0);
-                w.level[g] = (std::max)(level, 0x1p-100);
+                const double observed = head_reports[g].certificate_observed;
+                double steps =
+                    std::clamp(std::floor(1.5 * std::log(observed / promise.epsilon) / std::log(ratio)), least, 60.0);
+                steps = std::isfinite(steps) ? steps : least;
+                // Where the last ones changed nothing, what is missing is tokens that the sketch has far too
+                // low: the same steps again would find them after many rounds, or after the last.
+                if (w.steps[g] > 0 && observed > 0.999 * w.observed[g]) {
+                    steps = (std::max)(steps, (std::min)(2 * w.steps[g], 60.0));
+                }
+                w.steps[g] = steps;
+                w.observed[g] = observed;
+                w.level[g] = (std::max)((std::min)(w.level[g], top_of_grid(g)) * std::pow(ratio, -steps), 0x1p-100);
             }
             for (std::size_t g = 0; g < heads(); ++g) {
                 if (!std::isfinite(w.plans[g].certificate_after)) {
@@ -547,6 +548,20 @@ private:
             }
             planner.plan_at(exec, w.masses, w.level, promise, w.planner, w.plans);
         }
+    }
+
+    /// Where the grid of a plan that raised nothing starts: above it no certificate holds, or no token is raised.
+    [[nodiscard]] double top_of_grid(std::size_t g) const {
+        const double top = 1.5 * promise.epsilon / promise.log_term();
+        if (std::isfinite(w.level[g])) {
+            return top;
+        }
+        const masses_view& m = w.masses[g];
+        float highest = 0;  // m/r of the tokens that may be raised
+        for (std::size_t i = 0; i < m.mass.size(); ++i) {
+            highest = larger(m.odds[i] > 0 ? m.mass[i] * (1 + m.odds[i]) : 0.0f, highest);
+        }
+        return (std::min)(top, static_cast<double>(highest) / m.reference);
     }
 
     /// Everything that is left, for the heads that do not hold.

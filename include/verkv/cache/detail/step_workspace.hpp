@@ -62,6 +62,8 @@ struct step_workspace {
     std::vector<masses_view> masses;
     std::vector<double> level;
     std::vector<double> inflation;
+    std::vector<double> steps;     // by which the check lowered a head's level last; 0: not yet
+    std::vector<double> observed;  // what it had seen then
     std::vector<double> unit;  // of length, [G]
     std::vector<unsigned char> holds;
     std::vector<float> lse;
@@ -108,6 +110,8 @@ struct step_workspace {
         masses.resize(heads);
         level.resize(heads);
         inflation.resize(heads);
+        steps.resize(heads);
+        observed.resize(heads);
         unit.resize(heads);
         holds.resize(heads);
         lse.resize(heads);

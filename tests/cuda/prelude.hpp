@@ -1,0 +1,28 @@
+// Headers of others that a header of the CUDA side may include: here, so that they come before the hostile macros.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <Random123/philox.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <memory_resource>
+#include <span>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>

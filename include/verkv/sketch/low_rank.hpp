@@ -259,6 +259,7 @@ private:
     void encode(const T* key, std::size_t token) {
         const std::size_t d = options_.key_dim;
         double offset[low_rank_codes::largest_key_dim];
+        offset[0] = 0;  // GCC 12 at -O3 sees no other write
         alignas(64) double along[low_rank_codes::largest_key_dim] = {};
         alignas(64) double back[low_rank_codes::largest_key_dim];
         const bool finite = detail::all_finite(key, d);

@@ -5,6 +5,16 @@
 
 #include "support/kernels/collectives.hpp"
 #include "support/kernels/sum_rows.hpp"
+#include "verkv/cuda/fetch_list.hpp"
+#include "verkv/cuda/find_levels.hpp"
+#include "verkv/cuda/gather_rows.hpp"
+#include "verkv/cuda/greedy_list.hpp"
+#include "verkv/cuda/greedy_select.hpp"
+#include "verkv/cuda/greedy_survey.hpp"
+#include "verkv/cuda/group_plan.hpp"
+#include "verkv/cuda/rope_pair_logits.hpp"
+#include "verkv/cuda/row_logits.hpp"
+#include "verkv/cuda/weigh.hpp"
 
 namespace support {
 
@@ -12,6 +22,15 @@ template <class... Kernels>
 struct kernel_list {};
 
 using every_kernel =
-    kernel_list<sum_rows_kernel, collectives_kernel<float>, collectives_kernel<std::uint64_t>, compact_kernel>;
+    kernel_list<sum_rows_kernel, collectives_kernel<float>, collectives_kernel<std::uint64_t>, compact_kernel,
+                verkv::gpu::rope_pair_logits_kernel<1, 2>, verkv::gpu::rope_pair_logits_kernel<2, 1>,
+                verkv::gpu::rope_pair_logits_kernel<2, 4>, verkv::gpu::rope_pair_logits_kernel<4, 8>,
+                verkv::gpu::rope_pair_logits_kernel<8, 4>, verkv::gpu::row_logits_kernel<verkv::half, 4>,
+                verkv::gpu::row_logits_kernel<verkv::bfloat16, 8>, verkv::gpu::row_logits_kernel<float, 1>,
+                verkv::gpu::weigh_kernel, verkv::gpu::find_levels_kernel<1>, verkv::gpu::find_levels_kernel<4>,
+                verkv::gpu::find_levels_kernel<8>, verkv::gpu::group_plan_kernel<1>, verkv::gpu::group_plan_kernel<4>,
+                verkv::gpu::group_plan_kernel<8>, verkv::gpu::greedy_survey_kernel, verkv::gpu::greedy_select_kernel,
+                verkv::gpu::greedy_list_kernel, verkv::gpu::fetch_list_kernel,
+                verkv::gpu::gather_rows_kernel<verkv::half>>;
 
 }  // namespace support

@@ -67,7 +67,8 @@ inline void add_options(CLI::App& app, settings& s) {
         ->capture_default_str();
     example::add_names(app, "--sketch", s.sketch, example::names_of(example::sketches<verkv::half>),
                        "how decode estimates weights");
-    example::add_count(app, "--bits", s.bits, 1, 8, "bits a channel of a sketch of codes; rotated takes at most 4");
+    example::add_count(app, "--bits", s.bits, 1, 8,
+                       "bits a channel of a sketch of codes; rotated, turbo-quant and anchors take at most 4");
     example::add_fraction(app, "--pairs", s.pairs, {0, 1, false, true},
                           "share of the channel pairs in the rope-pairs sketch");
     app.add_option("--shrinkage", s.shrinkage, "how the estimate trades bias for variance")

@@ -42,6 +42,8 @@ struct named_baseline {
     unsigned uses;
     Make make;  ///< (const baseline_options&) -> a baseline
 };
+template <class Make>
+named_baseline(std::string_view, unsigned, Make) -> named_baseline<Make>;
 
 inline verkv::uniform_clt uniform_clt_of(const baseline_options& o) {
     verkv::uniform_clt method;

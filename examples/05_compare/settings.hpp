@@ -68,7 +68,8 @@ inline void add_options(CLI::App& app, settings& s) {
         ->capture_default_str();
     example::add_fraction(app, "--with-kept", s.kept, {0, 1, false, true},
                           "parts 2 and 3: share of the tokens that stay", "1/16");
-    example::add_count(app, "--bits", s.bits, 1, 8, "bits a channel of a sketch of codes; rotated takes at most 4");
+    example::add_count(app, "--bits", s.bits, 1, 8,
+                       "bits a channel of a sketch of codes; rotated, turbo-quant and anchors take at most 4");
 
     example::add_names(app, "--baseline", s.baselines, names_of_baselines(), "part 3: estimators of the field");
     example::add_names(app, "--rank", s.ranks, sketch_names, "part 3: sketches whose weights rank tokens");

@@ -56,6 +56,8 @@ struct named_scorer {
     std::string_view name;
     Make make;  ///< (const scorer_options&) -> a scorer
 };
+template <class Make>
+named_scorer(std::string_view, Make) -> named_scorer<Make>;
 
 /// What sketches are made with.
 struct sketch_options {
@@ -74,6 +76,8 @@ struct named_sketch {
     unsigned uses;
     Make make;  ///< (const sketch_options&) -> a sketch
 };
+template <class Make>
+named_sketch(std::string_view, unsigned, Make) -> named_sketch<Make>;
 
 /// Those that look at nothing but keys, values and queries. Not here, as a trace does not hold what they need: kvzip
 /// and kvzip_plus (a second pass), sink_gate and kvzap (hidden states and trained weights), entropy_boundary
@@ -118,11 +122,10 @@ inline constexpr std::tuple sketches{
     named_sketch{
         "turbo-quant", uses_bits,
         [](const sketch_options& o) { return verkv::turbo_quant_sketch({.key_dim = o.key_dim, .bits = o.bits}); }},
-    named_sketch{
-        "turbo-quant-plain", uses_bits,
-        [](const sketch_options& o) {
-            return verkv::turbo_quant_sketch({o.key_dim, o.bits, verkv::turbo_quant_form::mean_squared_error, 0});
-        }},
+    named_sketch{"turbo-quant-inner", uses_bits,
+                 [](const sketch_options& o) {
+                     return verkv::turbo_quant_sketch({o.key_dim, o.bits, verkv::turbo_quant_form::inner_product, 0});
+                 }},
     named_sketch{"product-quantised", no_option,
                  [](const sketch_options& o) {
                      verkv::product_quantised_options options;

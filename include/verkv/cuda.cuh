@@ -1,8 +1,13 @@
 // Everything on the CUDA side of verkv. Needs nvcc with -std=c++20. Made by tests/lint/umbrella.cmake.
 #pragma once
 
+#include "verkv/cuda/append.hpp"
+#include "verkv/cuda/append_codes.hpp"
 #include "verkv/cuda/block.hpp"
+#include "verkv/cuda/check_sample.hpp"
 #include "verkv/cuda/collectives.hpp"
+#include "verkv/cuda/device_store.hpp"
+#include "verkv/cuda/fenced_rows.hpp"
 #include "verkv/cuda/fetch_list.hpp"
 #include "verkv/cuda/find_levels.hpp"
 #include "verkv/cuda/gather_rows.hpp"
@@ -12,6 +17,13 @@
 #include "verkv/cuda/group_plan.hpp"
 #include "verkv/cuda/hardware_block.cuh"
 #include "verkv/cuda/launch.cuh"
+#include "verkv/cuda/memory.cuh"
+#include "verkv/cuda/memory.hpp"
+#include "verkv/cuda/merge_parts.hpp"
+#include "verkv/cuda/poisson_draw.hpp"
 #include "verkv/cuda/rope_pair_logits.hpp"
+#include "verkv/cuda/row_list.hpp"
 #include "verkv/cuda/row_logits.hpp"
+#include "verkv/cuda/sparse_attention.hpp"
+#include "verkv/cuda/token_arrays.hpp"
 #include "verkv/cuda/weigh.hpp"

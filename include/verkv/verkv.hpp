@@ -67,6 +67,7 @@
 #include "verkv/certify/chernoff.hpp"
 #include "verkv/certify/estimator.hpp"
 #include "verkv/certify/row_error.hpp"
+#include "verkv/certify/sample_check.hpp"
 #include "verkv/certify/shrinkage.hpp"
 #include "verkv/certify/tail.hpp"
 #include "verkv/certify/target.hpp"

@@ -6,7 +6,7 @@
 # Exit code: 0 all passed, 1 something failed, 77 skipped (no device, or no nvcc to build with).
 # Needs nvcc, g++, Eigen, Random123 and Catch2 to build; nothing but the driver to run. CPATH may hold folders of headers.
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 
 build=build/gpu
 json=

@@ -90,12 +90,12 @@ TEST_CASE("examples: the lists of scorers and sketches make what they name") {
     std::set<std::string> different;
     for (const std::string& name : example::names_of(example::scorers)) {
         different.insert(name);
-        (void)example::chosen_scorer(name);
+        (void)example::chosen_scorer(name, {[] { return verkv::rope::plain(16); }});
     }
     CHECK(different.size() == std::tuple_size_v<decltype(example::scorers)>);
     CHECK(example::facts_of_sketch("rotated").bounded);
     CHECK(!example::facts_of_sketch("rope-pairs").bounded);
-    CHECK_THROWS_AS(example::chosen_scorer("nobody"), std::invalid_argument);
+    CHECK_THROWS_AS(example::chosen_scorer("nobody", {}), std::invalid_argument);
     CHECK_THROWS_AS(example::facts_of_sketch("nothing"), std::invalid_argument);
     CHECK_THROWS_AS(example::chosen_sketch<float>("nothing", options), std::invalid_argument);
     CHECK_THROWS_AS(example::chosen_sketch<float>("exact", options), std::invalid_argument);

@@ -16,6 +16,7 @@
 #include "common/synthetic.hpp"
 #include "common/trace.hpp"
 #include "support/catch.hpp"
+#include "support/refusal.hpp"
 #include "support/temporary_folder.hpp"
 
 namespace {
@@ -107,6 +108,8 @@ TEST_CASE("examples: the packaged trace loads and holds what its page says") {
     CHECK(t.layer == 15);
     CHECK(t.shape == verkv::geometry{9, 3, 64, 64, 0.125f});
     CHECK(t.pairing == rope_pairing::interleaved);
+    CHECK(t.theta == 100000.0);
+    CHECK(t.rotation().frequencies.size() == 32);
     CHECK(t.prefill_tokens == 8064);
     CHECK(t.tokens == 8164);
     CHECK(t.query_rows() == 664);
@@ -141,6 +144,7 @@ TEST_CASE("examples: a trace comes back as it was saved") {
         CHECK(back.name == "trace");
         CHECK(back.shape == t.shape);
         CHECK(back.pairing == t.pairing);
+        CHECK(back.theta == t.theta);
         CHECK(back.layer == t.layer);
         CHECK(back.prefill_tokens == t.prefill_tokens);
         CHECK(back.tokens == t.tokens);
@@ -211,6 +215,8 @@ TEST_CASE("examples: the rope object may be missing, and other fields are ignore
     write_text(folder / "meta.json", meta.dump());
     const auto t = load_trace_as<verkv::half>(folder.path());
     CHECK(!t.pairing);
+    CHECK(support::refused<example::trace_error>([&] { (void)t.known_pairing(); }, {"meta.json", "rope.pairing"}));
+    CHECK(support::refused<example::trace_error>([&] { (void)t.rotation(); }, {"meta.json", "rope.theta"}));
     CHECK(t.layer == 0);
     CHECK(t.model.empty());
 }
@@ -286,6 +292,8 @@ TEST_CASE("examples: meta.json with a wrong field is refused by name") {
     CHECK(meta_refused("rope/pairing", nullptr, "\"rope.pairing\" is missing"));
     CHECK(meta_refused("rope/pairing", "neox", "\"rope.pairing\" is \"neox\"; it must be"));
     CHECK(meta_refused("rope/pairing", 2, "\"rope.pairing\" is 2"));
+    CHECK(meta_refused("rope/theta", -1, "\"rope.theta\" is -1; it must be a positive number"));
+    CHECK(meta_refused("rope/theta", "big", "\"rope.theta\" is \"big\""));
     CHECK(meta_refused("rope/rotated", false, "\"rope.rotated\" is false"));
     CHECK(meta_refused("prefill_tokens", 44, "keys.npy has only 43 rows"));
     CHECK(meta_refused("prefill_tokens", 41, "but keys.npy has 43 rows"));

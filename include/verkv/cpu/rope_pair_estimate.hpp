@@ -111,9 +111,10 @@ inline void quantise_group(float* raw, std::size_t tokens, std::size_t channels,
         }
         const bool finite = sum(poison) == 0;
         constexpr double half_max = 65504;
-        const double range = finite ? static_cast<double>(top) - static_cast<double>(zero) : 0;
+        const double range = finite ? static_cast<double>(top) - static_cast<double>(zero) + 0.0 : 0;
         const double step = smaller(range / static_cast<double>(levels), half_max);
-        zeros[c] = finite ? from_float<half>(larger(smaller(zero, 65504.0f), -65504.0f)) : half{0x7e00};
+        // "+ 0": a zero of either sign is +0, for which one is the smallest depends on the order.
+        zeros[c] = finite ? from_float<half>(larger(smaller(zero, 65504.0f), -65504.0f) + 0.0f) : half{0x7e00};
         steps[c] = from_float<half>(static_cast<float>(step));
 
         const float stored_zero = to_float(zeros[c]);

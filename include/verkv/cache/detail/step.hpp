@@ -8,6 +8,7 @@
 #include <span>
 
 #include "verkv/cache/detail/weighing.hpp"
+#include "verkv/certify/sample_check.hpp"
 #include "verkv/certify/target.hpp"
 #include "verkv/core/random.hpp"
 
@@ -428,16 +429,11 @@ private:
                 continue;
             }
             const observed_moments seen = observe_head(g);
-            // t < epsilon D^/(1 + epsilon) implies an error below epsilon D, as D >= D^ - t.
             double room = seen.denominator / (1 + promise.epsilon);
             if constexpr (needs_values) {
                 room = seen.denominator * (target.limit(promise, output_norm(g)) * w.unit[g]);
             }
-            const double bound = bernstein_bound(seen.moments, log_term);
-            // A sample in which nothing weighs anything says nothing.
-            head_reports[g].certificate_observed = !(seen.denominator > 0) ? std::numeric_limits<double>::infinity()
-                                                   : bound == 0            ? 0
-                                                                           : bound / room;
+            head_reports[g].certificate_observed = observed_certificate(seen.moments, seen.denominator, room, log_term);
             w.holds[g] = head_reports[g].certificate_observed < promise.epsilon;
             all = all && w.holds[g] != 0;
         }
@@ -445,8 +441,7 @@ private:
         return all;
     }
 
-    /// V^ is a difference estimate: V of all tokens as planned, corrected by what the sample says of the plan's error.
-    /// Unbiased as the plain one is, and the steadier the better the sketch.
+    /// What the sample says of D and V, see difference_estimate().
     observed_moments observe_head(std::size_t g) {
         const std::size_t resident = head.resident.size();
         const auto part = [&](const matrix_view<float>& m) {
@@ -477,7 +472,7 @@ private:
             [&](std::size_t i) { return w.fetched[i]; });
         const double reference = w.masses[g].reference * static_cast<double>(unit);
         const double all = w.plans[g].variance * reference * reference;
-        seen.moments.variance = larger(all + (seen.moments.variance - seen.planned), 0.5 * seen.moments.variance);
+        seen.moments.variance = difference_estimate(all, seen.moments.variance, seen.planned);
         return seen;
     }
 

@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "support/catch.hpp"
-#include "support/emulator/machine.hpp"
+#include "support/device.hpp"
+#include "support/device_cases.hpp"
 #include "support/reference.hpp"
 #include "verkv/cuda/fetch_list.hpp"
 #include "verkv/cuda/gather_rows.hpp"
@@ -26,9 +27,10 @@ struct rig_shape {
 };
 
 // Some KV heads' samples, and their staging on both sides.
+template <class Device>
 class rig {
 public:
-    explicit rig(const rig_shape& s) : shape(s), random(s.seed + 5), stride(s.tokens + 2) {
+    rig(Device& device, const rig_shape& s) : shape(s), random(s.seed + 5), stride(s.tokens + 2), gpu(device) {
         const std::size_t k = s.kv_heads;
         r.assign(k * stride, 1.0f);
         u.assign(k * stride, 0.0f);
@@ -66,29 +68,12 @@ public:
         token.assign(k * stride, 0);
         probability.assign(k * s.rows * stride, 0.0f);
         count.assign(k, 0);
-        gpu.input("r", std::span<const float>(r));
-        gpu.input("u", std::span<const float>(u));
-        gpu.input("resident slot", std::span<const std::uint32_t>(resident_slot));
-        gpu.input("host row", std::span<const verkv::row_id>(host_row));
-        gpu.input("base", std::span<const float>(base));
-        gpu.input("residents", std::span<const std::uint32_t>(residents));
-        gpu.input("plan token", std::span<const verkv::token_index>(token));
-        gpu.input("plan probability", std::span<const float>(probability));
-        gpu.input("plan count", std::span<const std::uint32_t>(count));
-        gpu.input("host", std::span<const verkv::half>(host));
-        gpu.in_out("log weight", std::span<float>(log_weight));
-        gpu.in_out("staged", std::span<verkv::half>(staged));
-        arrived.assign(k, 0);
-        gpu.in_out("arrived", std::span<std::uint32_t>(arrived));
-
-        kernel.plan = {token.data(), probability.data(), count.data(), stride, static_cast<std::uint32_t>(s.rows)};
-        kernel.r = r.data();
-        kernel.uniforms = u.data();
-        kernel.resident_slot = resident_slot.data();
-        kernel.host_row = host_row.data();
-        kernel.resident_base = base.data();
-        kernel.resident_log_weight = log_weight.data();
-        kernel.residents = residents.data();
+        kernel.r = input("r", r);
+        kernel.uniforms = input("u", u);
+        kernel.resident_slot = input("resident slot", resident_slot);
+        kernel.host_row = input("host row", host_row);
+        kernel.resident_base = input("base", base);
+        kernel.residents = input("residents", residents);
         kernel.staging = {filled("slot", k * stride, none),
                           filled("token", k * s.capacity, none),
                           filled("used", k * s.capacity, 0),
@@ -96,25 +81,29 @@ public:
                           filled("step", k, 0),
                           stride,
                           static_cast<std::uint32_t>(s.capacity)};
-        kernel.fetch.token = gpu.output<verkv::token_index>("fetch token", k * stride).data();
-        kernel.fetch.row = gpu.output<verkv::row_id>("fetch row", k * stride).data();
-        kernel.fetch.log_weight = gpu.output<float>("fetch log weight", k * s.rows * stride).data();
-        kernel.fetch.count = gpu.output<std::uint32_t>("fetch count", k).data();
-        kernel.fetch.copy_from = gpu.output<verkv::row_id>("copy from", k * stride).data();
-        kernel.fetch.copy_to = gpu.output<verkv::row_id>("copy to", k * stride).data();
-        kernel.fetch.copies = gpu.output<std::uint32_t>("copies", k).data();
-        kernel.fetch.missed = gpu.output<std::uint32_t>("missed", k).data();
+        device_staged = gpu.in_out("staged", std::span<const verkv::half>(staged));
+        device_arrived = gpu.in_out("arrived", std::span<const std::uint32_t>(std::vector<std::uint32_t>(k)));
+        fetch_token = gpu.template output<verkv::token_index>("fetch token", k * stride);
+        fetch_row = gpu.template output<verkv::row_id>("fetch row", k * stride);
+        fetch_log_weight = gpu.template output<float>("fetch log weight", k * s.rows * stride);
+        fetch_count = gpu.template output<std::uint32_t>("fetch count", k);
+        copy_from = gpu.template output<verkv::row_id>("copy from", k * stride);
+        copy_to = gpu.template output<verkv::row_id>("copy to", k * stride);
+        copies_made = gpu.template output<std::uint32_t>("copies", k);
+        rows_missed = gpu.template output<std::uint32_t>("missed", k);
+        kernel.fetch = {fetch_token.data(), fetch_row.data(), fetch_log_weight.data(), fetch_count.data(),
+                        copy_from.data(),   copy_to.data(),   copies_made.data(),      rows_missed.data()};
         kernel.fetch.stride = stride;
-        kernel.counts = gpu.output<std::uint32_t>("counts", k * s.blocks).data();
-        kernel.missing = gpu.output<std::uint32_t>("missing", k * stride).data();
-        kernel.arrived = arrived.data();
+        kernel.counts = gpu.template output<std::uint32_t>("counts", k * s.blocks).data();
+        kernel.missing = gpu.template output<std::uint32_t>("missing", k * stride).data();
+        kernel.arrived = device_arrived.data();
         kernel.stride = stride;
         kernel.resident_stride = stride;
         kernel.kv_heads = static_cast<std::uint32_t>(k);
         kernel.blocks = s.blocks;
         kernel.threads = s.threads;
-        gather.from = host.data();
-        gather.to = staged.data();
+        gather.from = input("host", host);
+        gather.to = device_staged.data();
         gather.copy_from = kernel.fetch.copy_from;
         gather.copy_to = kernel.fetch.copy_to;
         gather.copies = kernel.fetch.copies;
@@ -147,9 +136,25 @@ public:
     }
 
     /// Runs a step on both sides. Rows beyond the staging are counted.
-    std::size_t step(unsigned seed) {
-        gpu.launch(kernel, emulator::schedule::numbered(seed));
-        gpu.launch(gather, emulator::schedule::numbered(seed + 1));
+    std::size_t step() {
+        kernel.plan = {gpu.in_out("plan token", std::span<const verkv::token_index>(token)).data(),
+                       gpu.in_out("plan probability", std::span<const float>(probability)).data(),
+                       gpu.in_out("plan count", std::span<const std::uint32_t>(count)).data(), stride,
+                       static_cast<std::uint32_t>(shape.rows)};
+        const auto device_weight = gpu.in_out("log weight", std::span<const float>(log_weight));
+        kernel.resident_log_weight = device_weight.data();
+        gpu.launch(kernel);
+        gpu.launch(gather);
+        const auto weight_found = gpu.download(device_weight);
+        const auto listed_weight = gpu.download(fetch_log_weight);
+        const auto listed_token = gpu.download(fetch_token);
+        const auto listed_row = gpu.download(fetch_row);
+        const auto listed_count = gpu.download(fetch_count);
+        const auto from = gpu.download(copy_from);
+        const auto to_row = gpu.download(copy_to);
+        const auto copied = gpu.download(copies_made);
+        const auto missed_rows = gpu.download(rows_missed);
+        staged = gpu.download(device_staged);
         std::size_t wrong = 0, missed = 0;
         for (std::size_t kv = 0; kv < shape.kv_heads; ++kv) {
             std::map<verkv::token_index, std::vector<float>> used;  // as step::use_plans() lists them
@@ -174,7 +179,7 @@ public:
                         of_token[row] = w;
                     }
                 }
-                const float* const found = log_weight.data() + (kv * shape.rows + row) * stride;
+                const float* const found = weight_found.data() + (kv * shape.rows + row) * stride;
                 wrong += !std::equal(weights[row].begin(), weights[row].end(), found);
                 wrong += found[residents[kv]] != -7.0f;
             }
@@ -182,26 +187,25 @@ public:
             for (const auto& [t, w] : used) {
                 const std::size_t i = tokens.size();
                 for (std::size_t row = 0; row < shape.rows; ++row) {
-                    wrong += kernel.fetch.log_weight[(kv * shape.rows + row) * stride + i] != w[row];
+                    wrong += listed_weight[(kv * shape.rows + row) * stride + i] != w[row];
                 }
                 tokens.push_back(t);
             }
-            wrong += kernel.fetch.count[kv] != tokens.size() ||
-                     !std::equal(tokens.begin(), tokens.end(), kernel.fetch.token + kv * stride);
-            missed += kernel.fetch.missed[kv];
+            wrong += listed_count[kv] != tokens.size() ||
+                     !std::equal(tokens.begin(), tokens.end(), listed_token.data() + kv * stride);
+            missed += missed_rows[kv];
             if (tokens.size() > shape.capacity) {
-                wrong += kernel.fetch.missed[kv] != tokens.size() - shape.capacity;
+                wrong += missed_rows[kv] != tokens.size() - shape.capacity;
                 continue;
             }
             std::vector<verkv::row_id> rows(tokens.size());
             std::size_t copies = 0;
             maps[kv].stage(tokens, rows, [&](verkv::token_index t, verkv::row_id to) {
-                wrong += kernel.fetch.copy_to[kv * stride + copies] != to ||
-                         kernel.fetch.copy_from[kv * stride + copies] != host_row[kv * stride + t];
+                wrong += to_row[kv * stride + copies] != to || from[kv * stride + copies] != host_row[kv * stride + t];
                 ++copies;
             });
-            wrong += kernel.fetch.copies[kv] != copies || kernel.fetch.missed[kv] != 0 ||
-                     !std::equal(rows.begin(), rows.end(), kernel.fetch.row + kv * stride);
+            wrong += copied[kv] != copies || missed_rows[kv] != 0 ||
+                     !std::equal(rows.begin(), rows.end(), listed_row.data() + kv * stride);
             // Every used row is where the list says.
             for (std::size_t i = 0; i < tokens.size(); ++i) {
                 for (std::size_t c = 0; c < shape.width; ++c) {
@@ -212,7 +216,7 @@ public:
             }
         }
         CHECK(wrong == 0);
-        CHECK(arrived == std::vector<std::uint32_t>(shape.kv_heads, 0));
+        CHECK(gpu.download(device_arrived) == std::vector<std::uint32_t>(shape.kv_heads));
         return missed;
     }
 
@@ -221,14 +225,22 @@ public:
 private:
     std::uint32_t* filled(const char* name, std::size_t n, std::uint32_t value) {
         const std::vector<std::uint32_t> v(n, value);
-        return gpu.upload(name, std::span<const std::uint32_t>(v)).data();
+        return gpu.in_out(name, std::span<const std::uint32_t>(v)).data();
+    }
+    template <class T>
+    const T* input(const char* name, const std::vector<T>& v) {
+        return gpu.input(name, std::span<const T>(v)).data();
     }
 
     support::dice random;
     std::size_t stride;
-    emulator::machine gpu;
+    Device& gpu;
+    support::device_span<verkv::half> device_staged;
+    support::device_span<std::uint32_t> device_arrived, fetch_token, fetch_row, fetch_count, copy_from, copy_to,
+        copies_made, rows_missed;
+    support::device_span<float> fetch_log_weight;
     std::vector<float> r, u, base, log_weight, probability;
-    std::vector<std::uint32_t> resident_slot, residents, count, arrived;
+    std::vector<std::uint32_t> resident_slot, residents, count;
     std::vector<verkv::row_id> host_row;
     std::vector<verkv::token_index> token;
     std::vector<verkv::half> host, staged;
@@ -240,7 +252,7 @@ private:
 }  // namespace
 
 TEST_CASE("fetch lists, staging and rows are the CPU's, step after step", "[parity]") {
-    for (unsigned seed = 0; seed < 12; ++seed) {
+    support::on_cases(18, [](auto& gpu, unsigned seed) {
         INFO("seed " << seed);
         rig_shape s;
         s.seed = seed;
@@ -251,33 +263,36 @@ TEST_CASE("fetch lists, staging and rows are the CPU's, step after step", "[pari
         s.blocks = 1 + seed % 4;
         s.width = seed % 4 == 3 ? 13 : 32 * (1 + seed % 5);
         s.pad = seed % 4 == 1 ? 3 : 0;
-        rig both(s);
+        rig both(gpu, s);
         for (unsigned step = 0; step < 6; ++step) {
             both.draw_plan(step == 2 ? 0.0 : 0.02 + 0.04 * step / (s.rows > 1 ? 2 : 1));
-            CHECK(both.step(seed * 7 + step) == 0);
+            CHECK(both.step() == 0);
         }
-    }
+    });
 }
 
 TEST_CASE("fetch lists of many tokens", "[parity]") {
-    rig_shape s{1, 1, 50'000, 4000, 8, 0, 256, 7, 3};
-    rig both(s);
-    for (unsigned step = 0; step < 2; ++step) {
-        both.draw_plan(0.05);
-        CHECK(both.step(step + 4) == 0);
-    }
+    support::on_cases(1, [](auto& gpu, unsigned) {
+        rig both(gpu, rig_shape{1, 1, 50'000, 4000, 8, 0, 256, 7, 3});
+        for (unsigned step = 0; step < 2; ++step) {
+            both.draw_plan(0.05);
+            CHECK(both.step() == 0);
+        }
+    });
 }
 
 TEST_CASE("rows beyond the staging are counted", "[parity]") {
-    rig_shape s{2, 1, 400, 10, 32, 0, 64, 2, 1};
-    rig both(s);
-    both.draw_plan(0.5);
-    CHECK(both.step(1) > 0);
+    support::on_cases(3, [](auto& gpu, unsigned seed) {
+        rig both(gpu, rig_shape{2, 1, 400, 10, 32, 0, 64, 2, seed});
+        both.draw_plan(0.5);
+        CHECK(both.step() > 0);
+    });
 }
 
 TEST_CASE("no token, no row", "[parity]") {
-    rig_shape s{1, 1, 0, 5, 32, 0, 32, 2, 1};
-    rig both(s);
-    both.draw_plan(1);
-    CHECK(both.step(0) == 0);
+    support::on_cases(1, [](auto& gpu, unsigned) {
+        rig both(gpu, rig_shape{1, 1, 0, 5, 32, 0, 32, 2, 1});
+        both.draw_plan(1);
+        CHECK(both.step() == 0);
+    });
 }

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/device.hpp"
+#include "support/device_cases.hpp"
 #include "support/device_plans.hpp"
 #include "support/trace_decisions.hpp"
 #include "verkv/cuda/greedy_list.hpp"
@@ -19,51 +21,38 @@ using support::device_decisions;
 using support::device_plans;
 using verkv::tolerance;
 
-device_plans greedy_on_device(const device_decisions& d, tolerance t, unsigned threads, unsigned blocks,
-                              std::uint64_t seed) {
+template <class Device>
+device_plans greedy_on_device(Device& gpu, const device_decisions& d, tolerance t, unsigned threads, unsigned blocks) {
     using verkv::gpu::greedy_select_kernel;
+    using verkv::gpu::greedy_survey_kernel;
     const std::size_t rows = d.kv_heads * d.heads;
     device_plans out;
     out.rows = d.heads;
     out.stride = d.stride;
-    out.decided.resize(rows);
-    out.token.resize(d.kv_heads * d.stride);
-    out.probability.resize(rows * d.stride, -1.0f);
-    out.count.resize(d.kv_heads);
-    std::vector<std::uint64_t> sums(rows * greedy_select_kernel::bins);
-    std::vector<std::uint32_t> terms(sums.size()), counts(sums.size()), arrived(rows);
-    emulator::machine gpu;
-    gpu.input("mass", std::span<const float>(d.mass));
-    gpu.input("odds", std::span<const float>(d.odds));
-    gpu.input("tokens", std::span<const std::uint32_t>(d.tokens));
-    gpu.input("reference", std::span<const double>(d.reference));
-    gpu.in_out("sums", std::span<std::uint64_t>(sums));
-    gpu.in_out("terms", std::span<std::uint32_t>(terms));
-    gpu.in_out("counts", std::span<std::uint32_t>(counts));
-    gpu.in_out("arrived", std::span<std::uint32_t>(arrived));
-    gpu.in_out("token", std::span<verkv::token_index>(out.token));
-    gpu.in_out("probability", std::span<float>(out.probability));
-    gpu.in_out("count", std::span<std::uint32_t>(out.count));
-    gpu.in_out("decision", std::span<verkv::gpu::head_decision>(out.decided));
-    const verkv::gpu::detail::greedy_masses m{d.mass.data(),
-                                              d.odds.data(),
-                                              d.tokens.data(),
-                                              d.reference.data(),
+    const std::vector<std::uint64_t> no_sums(rows * greedy_select_kernel::bins);
+    const std::vector<std::uint32_t> nothing(rows * greedy_select_kernel::bins), none(rows);
+    const auto sums = gpu.in_out("sums", std::span<const std::uint64_t>(no_sums));
+    const auto terms = gpu.in_out("terms", std::span<const std::uint32_t>(nothing));
+    const auto counts = gpu.in_out("counts", std::span<const std::uint32_t>(nothing));
+    const auto arrived = gpu.in_out("arrived", std::span<const std::uint32_t>(none));
+    const verkv::gpu::detail::greedy_masses m{gpu.input("mass", std::span<const float>(d.mass)).data(),
+                                              gpu.input("odds", std::span<const float>(d.odds)).data(),
+                                              gpu.input("tokens", std::span<const std::uint32_t>(d.tokens)).data(),
+                                              gpu.input("reference", std::span<const double>(d.reference)).data(),
                                               d.stride,
                                               static_cast<std::uint32_t>(d.kv_heads),
                                               static_cast<std::uint32_t>(d.heads)};
-    const auto order = emulator::schedule::numbered(seed);
-    const auto state = gpu.output<verkv::gpu::greedy_state>("state", rows);
-    verkv::gpu::greedy_survey_kernel survey;
+    const auto state = gpu.template output<verkv::gpu::greedy_state>("state", rows);
+    greedy_survey_kernel survey;
     survey.m = m;
     survey.state = state.data();
-    survey.partial = gpu.output<verkv::gpu::greedy_survey_kernel::found>("partial", rows * blocks).data();
+    survey.partial = gpu.template output<greedy_survey_kernel::found>("partial", rows * blocks).data();
     survey.arrived = arrived.data();
     survey.epsilon = t.epsilon;
     survey.log_term = t.log_term();
     survey.blocks = blocks;
     survey.threads = threads;
-    gpu.launch(survey, order);
+    gpu.launch(survey);
     for (std::uint32_t digit = 0; digit < 3; ++digit) {
         greedy_select_kernel select;
         select.m = m;
@@ -77,28 +66,36 @@ device_plans greedy_on_device(const device_decisions& d, tolerance t, unsigned t
         select.log_term = t.log_term();
         select.blocks = blocks;
         select.threads = threads;
-        gpu.launch(select, order);
+        gpu.launch(select);
     }
+    const auto token = gpu.template output<verkv::token_index>("token", d.kv_heads * d.stride);
+    const auto probability = gpu.template output<float>("probability", rows * d.stride);
+    const auto count = gpu.template output<std::uint32_t>("count", d.kv_heads);
+    const auto decision = gpu.template output<verkv::gpu::head_decision>("decision", rows);
     verkv::gpu::greedy_list_kernel list;
     list.m = m;
     list.state = state.data();
-    list.lists = {out.token.data(), out.probability.data(), out.count.data(), d.stride,
-                  static_cast<std::uint32_t>(d.heads)};
-    list.decision = out.decided.data();
-    list.counts = gpu.output<std::uint32_t>("block counts", d.kv_heads * blocks).data();
+    list.lists = {token.data(), probability.data(), count.data(), d.stride, static_cast<std::uint32_t>(d.heads)};
+    list.decision = decision.data();
+    list.counts = gpu.template output<std::uint32_t>("counts of blocks", d.kv_heads * blocks).data();
     list.arrived = arrived.data();
     list.blocks = blocks;
     list.threads = threads;
-    gpu.launch(list, order);
-    const auto zero = [](const auto& v) { return std::all_of(v.begin(), v.end(), [](auto x) { return x == 0; }); };
-    REQUIRE((zero(sums) && zero(terms) && zero(counts) && zero(arrived)));
+    gpu.launch(list);
+    out.decided = gpu.download(decision);
+    out.token = gpu.download(token);
+    out.probability = gpu.download(probability);
+    out.count = gpu.download(count);
+    out.clean = gpu.download(sums) == no_sums && gpu.download(terms) == nothing && gpu.download(counts) == nothing &&
+                gpu.download(arrived) == none;
     return out;
 }
 
-void check_greedy(const device_decisions& d, tolerance t, unsigned threads, unsigned blocks, std::uint64_t seed) {
-    INFO("heads " << d.heads << " epsilon " << t.epsilon << " threads " << threads << " blocks " << blocks << " seed "
-                  << seed);
-    const device_plans found = greedy_on_device(d, t, threads, blocks, seed);
+template <class Device>
+void check_greedy(Device& gpu, const device_decisions& d, tolerance t, unsigned threads, unsigned blocks) {
+    INFO("heads " << d.heads << " epsilon " << t.epsilon << " threads " << threads << " blocks " << blocks);
+    const device_plans found = greedy_on_device(gpu, d, t, threads, blocks);
+    CHECK(found.clean);
     for (std::size_t kv = 0; kv < d.kv_heads; ++kv) {
         const std::size_t n = d.tokens[kv];
         CHECK(std::is_sorted(found.listed(kv).begin(), found.listed(kv).end()));
@@ -132,7 +129,8 @@ void check_greedy(const device_decisions& d, tolerance t, unsigned threads, unsi
 }  // namespace
 
 TEST_CASE("greedy plans are the CPU's", "[parity]") {
-    for (unsigned seed = 0; seed < 36; ++seed) {
+    support::on_cases(36, [](auto& gpu, unsigned seed) {
+        INFO("seed " << seed);
         support::dice random(seed);
         const unsigned threads = 32u << (seed % 6);
         const std::size_t n = 300 + 37 * seed;
@@ -140,33 +138,37 @@ TEST_CASE("greedy plans are the CPU's", "[parity]") {
         support::fill_group(d, 0, n, random, support::all_weights[seed % std::size(support::all_weights)],
                             support::all_probabilities[seed / 2 % std::size(support::all_probabilities)]);
         support::fill_group(d, 1, n / 3, random, support::weights::few_values, support::probabilities::few_values);
-        check_greedy(d, {seed % 3 == 0 ? 0.05 : seed % 3 == 1 ? 0.15 : 0.4, 0.1}, threads, 1 + seed % 4, seed);
-    }
+        check_greedy(gpu, d, {seed % 3 == 0 ? 0.05 : seed % 3 == 1 ? 0.15 : 0.4, 0.1}, threads, 1 + seed % 4);
+    });
 }
 
 TEST_CASE("greedy plans of few and of many tokens", "[parity]") {
-    for (const std::size_t n : {0, 1, 2, 33, 50'000}) {
+    support::on_cases(5, [](auto& gpu, unsigned c) {
+        const std::size_t sizes[] = {0, 1, 2, 33, 50'000};
+        const std::size_t n = sizes[c];
         support::dice random(n);
         device_decisions d(1, 2, n);
         support::fill_group(d, 0, n, random, support::weights::peaked, support::probabilities::importance);
-        check_greedy(d, {0.05, 0.1}, 256, 5, 4);
-    }
+        check_greedy(gpu, d, {0.05, 0.1}, 256, 5);
+    });
 }
 
 TEST_CASE("greedy plans of equal tokens fetch the first ones", "[parity]") {
     device_decisions d(1, 1, 1000);
     d.set(0, 0, support::decision(std::vector<float>(1000, 0.5f), std::vector<float>(1000, 0.25f)));
-    const tolerance t{0.05, 0.1};
-    const auto p = greedy_on_device(d, t, 96, 3, 5);
-    const auto raised = support::spread_out(p, 0, 0, 1000);
-    CHECK(std::is_sorted(raised.rbegin(), raised.rend()));
-    check_greedy(d, t, 96, 3, 5);
+    support::on_cases(3, [&](auto& gpu, unsigned) {
+        const tolerance t{0.05, 0.1};
+        const auto p = greedy_on_device(gpu, d, t, 96, 3);
+        const auto raised = support::spread_out(p, 0, 0, 1000);
+        CHECK(std::is_sorted(raised.rbegin(), raised.rend()));
+        check_greedy(gpu, d, t, 96, 3);
+    });
 }
 
 TEST_CASE("greedy plans of the packaged trace are the CPU's", "[parity][trace]") {
     const support::real_head head = support::head_of_trace(1);
-    for (std::size_t k = 0; k < head.decisions.size(); k += 2) {
-        const support::trace_decision& own = head.decisions[k];
+    support::on_cases(static_cast<unsigned>(head.decisions.size() / 2), [&](auto& gpu, unsigned c) {
+        const support::trace_decision& own = head.decisions[2 * c];
         support::decision one;
         one.mass = own.weight;
         one.odds = own.odds;
@@ -174,6 +176,6 @@ TEST_CASE("greedy plans of the packaged trace are the CPU's", "[parity][trace]")
         one.reference = 1;
         device_decisions d(1, 1, own.weight.size());
         d.set(0, 0, one);
-        check_greedy(d, {0.05, 0.1}, 256, 4, k);
-    }
+        check_greedy(gpu, d, {0.05, 0.1}, 256, 4);
+    });
 }

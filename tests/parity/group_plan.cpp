@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/device.hpp"
+#include "support/device_cases.hpp"
 #include "support/device_plans.hpp"
 #include "support/trace_decisions.hpp"
 #include "verkv/cuda/group_plan.hpp"
@@ -23,12 +25,13 @@ struct comparison {
 };
 
 // Compares with the CPU's plans of every KV head; adds up the rows that both expect.
-template <unsigned Heads>
-comparison check_plans(const device_decisions& d, tolerance t, bool joint, unsigned threads, unsigned blocks,
-                       std::uint64_t seed) {
+template <unsigned Heads, class Device>
+comparison check_plans(Device& gpu, const device_decisions& d, tolerance t, bool joint, unsigned threads,
+                       unsigned blocks) {
     INFO("heads " << d.heads << " epsilon " << t.epsilon << " joint " << joint << " threads " << threads << " blocks "
-                  << blocks << " seed " << seed);
-    const device_plans found = support::plan_on_device<Heads>(d, t, joint, threads, blocks, seed);
+                  << blocks);
+    const device_plans found = support::plan_on_device<Heads>(gpu, d, t, joint, threads, blocks);
+    CHECK(found.clean);
     comparison sum;
     for (std::size_t kv = 0; kv < d.kv_heads; ++kv) {
         const std::size_t n = d.tokens[kv];
@@ -83,16 +86,17 @@ comparison check_plans(const device_decisions& d, tolerance t, bool joint, unsig
     return sum;
 }
 
-template <unsigned Heads>
-comparison check_random(std::size_t n, std::size_t heads, unsigned threads, unsigned blocks, unsigned seed,
+template <unsigned Heads, class Device>
+comparison check_random(Device& gpu, std::size_t n, std::size_t heads, unsigned threads, unsigned blocks, unsigned seed,
                         double epsilon, bool joint) {
+    INFO("seed " << seed);
     support::dice random(seed + 100 * n);
     device_decisions d(2, heads, n + 3);
     const auto w = support::all_weights[seed % std::size(support::all_weights)];
     const auto p = support::all_probabilities[seed / 2 % std::size(support::all_probabilities)];
     support::fill_group(d, 0, n, random, w, p);
     support::fill_group(d, 1, n / 2, random, support::weights::peaked, support::probabilities::importance);
-    return check_plans<Heads>(d, {epsilon, 0.1}, joint, threads, blocks, seed);
+    return check_plans<Heads>(gpu, d, {epsilon, 0.1}, joint, threads, blocks);
 }
 
 }  // namespace
@@ -103,36 +107,38 @@ TEST_CASE("group plans are the CPU's", "[parity]") {
         sum.rows_device += c.rows_device;
         sum.rows_cpu += c.rows_cpu;
     };
-    for (unsigned seed = 0; seed < 30; ++seed) {
+    support::on_cases(30, [&](auto& gpu, unsigned seed) {
         const unsigned threads = 32u << (seed % 6);
         const double epsilon = seed % 3 == 0 ? 0.05 : seed % 3 == 1 ? 0.1 : 0.3;
-        add(check_random<4>(700 + 13 * seed, 4, threads, 1 + seed % 5, seed, epsilon, true));
-        add(check_random<1>(300 + 7 * seed, 1, threads, 1 + seed % 3, seed, epsilon, true));
-        add(check_random<3>(555, 3, threads, 3, seed, epsilon, seed % 2 == 0));
-        add(check_random<8>(400 + seed, 8, threads, 2, seed, epsilon, seed % 4 != 0));
-    }
+        add(check_random<4>(gpu, 700 + 13 * seed, 4, threads, 1 + seed % 5, seed, epsilon, true));
+        add(check_random<1>(gpu, 300 + 7 * seed, 1, threads, 1 + seed % 3, seed, epsilon, true));
+        add(check_random<4>(gpu, 555, 3, threads, 3, seed, epsilon, seed % 2 == 0));
+        add(check_random<8>(gpu, 400 + seed, 8, threads, 2, seed, epsilon, seed % 4 != 0));
+    });
     CHECK(sum.rows_device == Approx(sum.rows_cpu).epsilon(0.01));
     WARN("expected rows: device " << sum.rows_device << ", CPU " << sum.rows_cpu);
 }
 
 TEST_CASE("group plans of few and of many tokens", "[parity]") {
-    for (const std::size_t n : {0, 1, 2, 31, 33}) {
-        check_random<4>(n, 4, 64, 3, 2, 0.05, true);
-    }
-    const auto c = check_random<4>(50'000, 4, 256, 8, 6, 0.05, true);
-    WARN("expected rows: device " << c.rows_device << ", CPU " << c.rows_cpu);
+    support::on_cases(12, [](auto& gpu, unsigned c) {
+        const std::size_t sizes[] = {0, 1, 2, 31, 33, 1000};
+        check_random<4>(gpu, sizes[c % 6], 1 + c % 4, 64, 3, 2, 0.05, true);
+    });
+    support::on_cases(1, [](auto& gpu, unsigned) { check_random<4>(gpu, 50'000, 4, 256, 8, 6, 0.05, true); });
 }
 
 TEST_CASE("plans do not depend on the order of blocks", "[parity]") {
     support::dice random(7);
     device_decisions d(1, 4, 3000);
     support::fill_group(d, 0, 3000, random, support::weights::peaked, support::probabilities::importance);
-    const auto first = support::plan_on_device<4>(d, {0.05, 0.1}, true, 128, 6, 0);
-    for (unsigned seed = 1; seed < 6; ++seed) {
-        const auto other = support::plan_on_device<4>(d, {0.05, 0.1}, true, 128, 6, seed);
-        CHECK(first.count == other.count);
-        CHECK(std::equal(first.raised(0, 0).begin(), first.raised(0, 0).end(), other.raised(0, 0).begin()));
-        CHECK(first.decided[2].certificate_after == other.decided[2].certificate_after);
+    std::vector<device_plans> all;
+    support::on_cases(9, [&](auto& gpu, unsigned) {
+        all.push_back(support::plan_on_device<4>(gpu, d, {0.05, 0.1}, true, 128, 6));
+    });
+    for (const device_plans& other : all) {
+        CHECK(all[0].count == other.count);
+        CHECK(std::equal(all[0].raised(0, 0).begin(), all[0].raised(0, 0).end(), other.raised(0, 0).begin()));
+        CHECK(all[0].decided[2].certificate_after == other.decided[2].certificate_after);
     }
 }
 
@@ -143,12 +149,14 @@ TEST_CASE("masses that are no numbers stay with their head", "[parity]") {
     d.mass[1 * d.stride + 77] = std::numeric_limits<float>::quiet_NaN();
     d.total[1] = d.reference[1] = std::numeric_limits<double>::quiet_NaN();
     const tolerance t{0.05, 0.1};
-    const auto p = support::plan_on_device<3>(d, t, true, 64, 2, 3);
-    CHECK(std::isnan(p.decided[1].certificate_after));
-    const auto raised = support::spread_out(p, 0, 0, 500);
-    for (const std::size_t h : {0, 2}) {
-        CHECK(support::certificate_of(d.view(0, h), raised, t) < t.epsilon);
-    }
+    support::on_cases(3, [&](auto& gpu, unsigned) {
+        const auto p = support::plan_on_device<4>(gpu, d, t, true, 64, 2);
+        CHECK(std::isnan(p.decided[1].certificate_after));
+        const auto raised = support::spread_out(p, 0, 0, 500);
+        for (const std::size_t h : {0, 2}) {
+            CHECK(support::certificate_of(d.view(0, h), raised, t) < t.epsilon);
+        }
+    });
 }
 
 TEST_CASE("group plans of the packaged trace are the CPU's", "[parity][trace]") {
@@ -174,10 +182,12 @@ TEST_CASE("group plans of the packaged trace are the CPU's", "[parity][trace]") 
                 }
                 d.total[h] = d.reference[h] = total;
             }
-            REQUIRE(group <= 8);
-            const auto c = check_plans<8>(d, {0.1, 0.1}, true, 256, 4, step);
-            sum.rows_device += c.rows_device;
-            sum.rows_cpu += c.rows_cpu;
+            REQUIRE(group <= 4);
+            support::on_cases(1, [&](auto& gpu, unsigned) {
+                const auto c = check_plans<4>(gpu, d, {0.1, 0.1}, true, 256, 4);
+                sum.rows_device += c.rows_device;
+                sum.rows_cpu += c.rows_cpu;
+            });
         }
     }
     CHECK(sum.rows_device == Approx(sum.rows_cpu).epsilon(0.01));
@@ -185,7 +195,7 @@ TEST_CASE("group plans of the packaged trace are the CPU's", "[parity][trace]") 
 }
 
 TEST_CASE("weights and their sum are the CPU's", "[parity]") {
-    for (unsigned seed = 0; seed < 9; ++seed) {
+    support::on_cases(9, [](auto& gpu, unsigned seed) {
         support::dice random(seed);
         const std::size_t n = seed == 0 ? 0 : 1000 * seed + seed, kv_heads = 2, heads = 3, stride = n + 4;
         std::vector<float> logits(kv_heads * heads * stride);
@@ -199,35 +209,34 @@ TEST_CASE("weights and their sum are the CPU's", "[parity]") {
             }
             top[row] = verkv::gpu::ordered_bits(largest);
         }
-        auto expected = logits;
-        emulator::machine gpu;
-        gpu.in_out("logits", std::span<float>(logits));
-        gpu.input("tokens", std::span<const std::uint32_t>(tokens));
-        gpu.input("top", std::span<const std::uint32_t>(top));
-        gpu.in_out("arrived", std::span<std::uint32_t>(arrived));
+        const unsigned blocks = 1 + seed * 5;
+        const auto weights = gpu.in_out("logits", std::span<const float>(logits));
+        const auto total = gpu.template output<double>("total", kv_heads * heads);
         verkv::gpu::weigh_kernel k;
-        k.logits = logits.data();
-        k.tokens = tokens.data();
-        k.top = top.data();
-        k.blocks = 1 + seed * 5;
-        k.partial = gpu.output<double>("partial", kv_heads * heads * k.blocks).data();
-        const auto total = gpu.output<double>("total", kv_heads * heads);
+        k.logits = weights.data();
+        k.tokens = gpu.input("tokens", std::span<const std::uint32_t>(tokens)).data();
+        k.top = gpu.input("top", std::span<const std::uint32_t>(top)).data();
+        k.partial = gpu.template output<double>("partial", kv_heads * heads * blocks).data();
         k.total = total.data();
-        k.arrived = arrived.data();
+        k.arrived = gpu.in_out("arrived", std::span<const std::uint32_t>(arrived)).data();
         k.stride = stride;
         k.kv_heads = kv_heads;
         k.heads = heads;
+        k.blocks = blocks;
         k.threads = 32u << (seed % 6);
-        gpu.launch(k, emulator::schedule::numbered(seed));
+        gpu.launch(k);
+        auto expected = logits;
+        logits = gpu.download(weights);
+        const std::vector<double> sums = gpu.download(total);
         for (std::size_t row = 0; row < kv_heads * heads; ++row) {
             const std::span<float> right(expected.data() + row * stride, tokens[row / heads]);
             const auto w = verkv::weigh(verkv::cpu{}, right);
-            CHECK(total[row] == Approx(w.total).epsilon(1e-5));
+            CHECK(sums[row] == Approx(w.total).epsilon(1e-5));
             std::size_t wrong = 0;
             for (std::size_t i = 0; i < right.size(); ++i) {
                 wrong += !(std::abs(logits[row * stride + i] - right[i]) <= 4 * 0x1p-24f * right[i]);
             }
             CHECK(wrong == 0);
         }
-    }
+    });
 }

@@ -9,16 +9,15 @@
 #include <vector>
 
 #include "support/catch.hpp"
-#include "support/emulator/machine.hpp"
+#include "support/device.hpp"
+#include "support/device_cases.hpp"
 #include "support/reference.hpp"
-#include "support/trace_decisions.hpp"
 #include "verkv/cuda/rope_pair_logits.hpp"
 #include "verkv/cuda/row_logits.hpp"
 #include "verkv/verkv.hpp"
 
 namespace {
 
-using emulator::schedule;
 using verkv::half;
 
 constexpr float nowhere = -12345.0f;
@@ -31,8 +30,8 @@ struct rope_case {
 };
 
 // Sketches of random keys, and all that a launch needs, in a machine's memory.
-template <unsigned Bits, unsigned Heads>
-void check_case(const rope_case& c) {
+template <unsigned Bits, unsigned Heads, class Device>
+void check_case(Device& gpu, const rope_case& c) {
     INFO("tokens " << c.tokens << " kv_heads " << c.kv_heads << " heads " << c.heads << " key_dim " << c.key_dim
                    << " group " << c.group_length << " threads " << c.threads << " blocks " << c.blocks << " seed "
                    << c.seed << " bits " << Bits);
@@ -48,7 +47,6 @@ void check_case(const rope_case& c) {
     }
     const float scale = 0.25f;
 
-    emulator::machine gpu;
     std::vector<verkv::rope_pair_sketch> sketches;
     std::vector<std::vector<std::uint32_t>> first(c.kv_heads);
     std::vector<verkv::gpu::device_rope_pairs> described;
@@ -82,29 +80,27 @@ void check_case(const rope_case& c) {
         first[kv] = verkv::gpu::device_first_tokens(codes);
         const std::size_t words = codes.groups == 0 ? 0 : (codes.groups - 1) * codes.slot_words;
         const std::size_t last = codes.groups == 0 ? 0 : codes.tokens - codes.first_token[codes.groups - 1];
-        gpu.input("codes " + name,
-                  std::span<const std::uint32_t>(codes.codes, words + (last + 15) / 16 * 16 * codes.words));
-        gpu.input("parameters " + name,
-                  std::span<const half>(codes.parameters, codes.groups * 2 * codes.padded_channels));
-        gpu.input("first " + name, std::span<const std::uint32_t>(first[kv]));
-        gpu.input("channels " + name, std::span<const std::uint32_t>(codes.channels, codes.channel_count));
-        described.push_back({codes.codes, codes.parameters, first[kv].data(), codes.channels,
-                             static_cast<std::uint32_t>(codes.groups), static_cast<std::uint32_t>(codes.slot_words)});
+        const std::size_t code_words = words + (last + 15) / 16 * 16 * codes.words;
+        const auto on_device = [&](const char* what, auto data) { return gpu.input(what + name, data).data(); };
+        described.push_back(
+            {on_device("codes ", std::span<const std::uint32_t>(codes.codes, code_words)),
+             on_device("parameters ",
+                       std::span<const half>(codes.parameters, codes.groups * 2 * codes.padded_channels)),
+             on_device("first ", std::span<const std::uint32_t>(first[kv])),
+             on_device("channels ", std::span<const std::uint32_t>(codes.channels, codes.channel_count)),
+             static_cast<std::uint32_t>(codes.groups), static_cast<std::uint32_t>(codes.slot_words)});
     }
-    gpu.input("sketches", std::span<const verkv::gpu::device_rope_pairs>(described));
-    gpu.input("queries", std::span<const float>(queries));
-    gpu.input("odds", std::span<const float>(odds));
-    std::vector<float> logits(c.kv_heads * c.heads * stride, nowhere);
-    std::vector<std::uint32_t> top(c.kv_heads * c.heads);
-    gpu.in_out("logits", std::span<float>(logits));
-    gpu.in_out("top", std::span<std::uint32_t>(top));
+    const std::vector<float> blank(c.kv_heads * c.heads * stride, nowhere);
+    const std::vector<std::uint32_t> no_top(c.kv_heads * c.heads);
+    const auto device_logits = gpu.in_out("logits", std::span<const float>(blank));
+    const auto device_top = gpu.in_out("top", std::span<const std::uint32_t>(no_top));
 
     verkv::gpu::rope_pair_logits_kernel<Bits, Heads> k;
-    k.sketch = described.data();
-    k.queries = queries.data();
-    k.odds = c.odds ? odds.data() : nullptr;
-    k.logits = logits.data();
-    k.top = top.data();
+    k.sketch = gpu.input("sketches", std::span<const verkv::gpu::device_rope_pairs>(described)).data();
+    k.queries = gpu.input("queries", std::span<const float>(queries)).data();
+    k.odds = c.odds ? gpu.input("odds", std::span<const float>(odds)).data() : nullptr;
+    k.logits = device_logits.data();
+    k.top = device_top.data();
     k.stride = stride;
     k.kv_heads = static_cast<unsigned>(c.kv_heads);
     k.heads = static_cast<unsigned>(c.heads);
@@ -115,7 +111,9 @@ void check_case(const rope_case& c) {
     k.scale = scale;
     k.blocks = c.blocks;
     k.threads = c.threads;
-    gpu.launch(k, schedule::numbered(c.seed));
+    gpu.launch(k);
+    const std::vector<float> logits = gpu.download(device_logits);
+    const std::vector<std::uint32_t> top = gpu.download(device_top);
 
     std::size_t wrong = 0;
     for (std::size_t kv = 0; kv < c.kv_heads; ++kv) {
@@ -161,36 +159,37 @@ void check_case(const rope_case& c) {
 }  // namespace
 
 TEST_CASE("logits from the codes of a sketch are the CPU's", "[parity]") {
-    for (unsigned seed = 0; seed < 9; ++seed) {
+    support::on_cases(9, [](auto& gpu, unsigned seed) {
         const unsigned threads = 32u << (seed % 6);
-        check_case<2, 4>({1000 + 37 * seed, 2, 4, 64, 128, 0.25, seed % 2 == 0, false, false, threads, 3, seed});
-        check_case<2, 1>({77, 1, 1, 32, 16 + seed, 0.5, true, false, true, threads, 1, seed});
-        check_case<2, 3>({511, 1, 3, 24, 100, 1.0, false, seed % 2 == 1, true, threads, 2, seed});
-        check_case<4, 8>({300 + seed, 2, 8, 64, 64, 0.25, false, false, false, threads, 5, seed});
-        check_case<8, 4>({129, 1, 6, 64, 128, 0.3, true, true, true, threads, 2, seed});
-        check_case<1, 2>({260, 1, 5, 128, 48, 0.4, false, false, true, threads, 2, seed});
-    }
-    check_case<2, 4>({0, 2, 4, 64, 128, 0.25, true, false, false, 128, 3, 1});
-    check_case<2, 4>({1, 1, 4, 64, 128, 0.25, false, false, false, 128, 3, 1});
-    check_case<2, 4>({50'000, 1, 4, 64, 128, 0.25, true, false, false, 256, 13, 4});
+        check_case<2, 4>(gpu, {1000 + 37 * seed, 2, 4, 64, 128, 0.25, seed % 2 == 0, false, false, threads, 3, seed});
+        check_case<2, 1>(gpu, {77, 1, 1, 32, 16 + seed, 0.5, true, false, true, threads, 1, seed});
+        check_case<2, 4>(gpu, {511, 1, 3, 24, 100, 1.0, false, seed % 2 == 1, true, threads, 2, seed});
+        check_case<4, 8>(gpu, {300 + seed, 2, 8, 64, 64, 0.25, false, false, false, threads, 5, seed});
+        check_case<8, 4>(gpu, {129, 1, 6, 64, 128, 0.3, true, true, true, threads, 2, seed});
+        check_case<1, 2>(gpu, {260, 1, 5, 128, 48, 0.4, false, false, true, threads, 2, seed});
+    });
+}
+
+TEST_CASE("logits of no, one and many tokens", "[parity]") {
+    support::on_cases(3, [](auto& gpu, unsigned c) {
+        const std::size_t sizes[] = {0, 1, 50'000};
+        check_case<2, 4>(gpu, {sizes[c], 1, 4, 64, 128, 0.25, c != 1, false, false, 256, 13, c});
+    });
 }
 
 namespace {
 
-template <class T, unsigned Heads>
-void check_rows(std::size_t count, std::size_t heads, std::size_t key_dim, std::size_t pad, bool with_odds,
+template <class T, unsigned Heads, class Device>
+void check_rows(Device& gpu, std::size_t count, std::size_t heads, std::size_t key_dim, std::size_t pad, bool with_odds,
                 unsigned threads, unsigned blocks, unsigned seed) {
     INFO("rows " << count << " heads " << heads << " key_dim " << key_dim << " threads " << threads << " seed "
                  << seed);
     support::dice d(seed + 3);
     const std::size_t kv_heads = 2, pool = 2 * count + 3, row_stride = key_dim + pad, tokens = 3 * count + 1;
-    std::vector<T> rows(pool * row_stride + 16 / sizeof(T));
+    std::vector<T> rows(pool * row_stride);
     for (T& x : rows) {
         x = verkv::from_float<T>(static_cast<float>(d.normal()));
     }
-    // Rows that begin at a multiple of 16 bytes, as those of a pool do.
-    const auto skew = (16 - reinterpret_cast<std::uintptr_t>(rows.data()) % 16) % 16 / sizeof(T);
-    const std::span<const T> memory(rows.data() + skew, pool * row_stride);
     std::vector<float> queries(kv_heads * heads * key_dim), odds(kv_heads * tokens);
     for (float& q : queries) {
         q = static_cast<float>(d.normal());
@@ -211,29 +210,22 @@ void check_rows(std::size_t count, std::size_t heads, std::size_t key_dim, std::
     }
     const std::vector<std::uint32_t> counts = {static_cast<std::uint32_t>(count),
                                                static_cast<std::uint32_t>(count / 2)};
-    std::vector<float> listed(kv_heads * heads * (count + 1), nowhere), logits(kv_heads * heads * tokens, nowhere);
-    std::vector<std::uint32_t> top(kv_heads * heads);
-
-    emulator::machine gpu;
-    gpu.input("rows", memory);
-    gpu.input("ids", std::span<const verkv::row_id>(ids));
-    gpu.input("tokens", std::span<const verkv::token_index>(token));
-    gpu.input("count", std::span<const std::uint32_t>(counts));
-    gpu.input("queries", std::span<const float>(queries));
-    gpu.input("odds", std::span<const float>(odds));
-    gpu.in_out("listed", std::span<float>(listed));
-    gpu.in_out("logits", std::span<float>(logits));
-    gpu.in_out("top", std::span<std::uint32_t>(top));
+    const std::vector<float> no_list(kv_heads * heads * (count + 1), nowhere);
+    const std::vector<float> no_logits(kv_heads * heads * tokens, nowhere);
+    const std::vector<std::uint32_t> no_top(kv_heads * heads);
+    const auto device_listed = gpu.in_out("listed", std::span<const float>(no_list));
+    const auto device_logits = gpu.in_out("logits", std::span<const float>(no_logits));
+    const auto device_top = gpu.in_out("top", std::span<const std::uint32_t>(no_top));
     verkv::gpu::row_logits_kernel<T, Heads> k;
-    k.rows = memory.data();
-    k.ids = ids.data();
-    k.tokens = token.data();
-    k.count = counts.data();
-    k.queries = queries.data();
-    k.odds = with_odds ? odds.data() : nullptr;
-    k.listed = listed.data();
-    k.logits = logits.data();
-    k.top = top.data();
+    k.rows = gpu.input("rows", std::span<const T>(rows)).data();
+    k.ids = gpu.input("ids", std::span<const verkv::row_id>(ids)).data();
+    k.tokens = gpu.input("tokens", std::span<const verkv::token_index>(token)).data();
+    k.count = gpu.input("count", std::span<const std::uint32_t>(counts)).data();
+    k.queries = gpu.input("queries", std::span<const float>(queries)).data();
+    k.odds = with_odds ? gpu.input("odds", std::span<const float>(odds)).data() : nullptr;
+    k.listed = device_listed.data();
+    k.logits = device_logits.data();
+    k.top = device_top.data();
     k.row_stride = row_stride;
     k.list_stride = count + 1;
     k.stride = tokens;
@@ -243,7 +235,9 @@ void check_rows(std::size_t count, std::size_t heads, std::size_t key_dim, std::
     k.scale = 0.125f;
     k.blocks = blocks;
     k.threads = threads;
-    gpu.launch(k, schedule::numbered(seed));
+    gpu.launch(k);
+    const std::vector<float> listed = gpu.download(device_listed), logits = gpu.download(device_logits);
+    const std::vector<std::uint32_t> top = gpu.download(device_top);
 
     std::size_t wrong = 0;
     for (std::size_t kv = 0; kv < kv_heads; ++kv) {
@@ -260,7 +254,7 @@ void check_rows(std::size_t count, std::size_t heads, std::size_t key_dim, std::
                 for (std::size_t c = 0; c < key_dim; ++c) {
                     const double p =
                         static_cast<double>(queries[(kv * heads + h) * key_dim + c]) *
-                        static_cast<double>(verkv::to_float(memory[ids[kv * (count + 1) + i] * row_stride + c]));
+                        static_cast<double>(verkv::to_float(rows[ids[kv * (count + 1) + i] * row_stride + c]));
                     right += p;
                     sum += std::abs(p);
                 }
@@ -283,16 +277,17 @@ void check_rows(std::size_t count, std::size_t heads, std::size_t key_dim, std::
 }  // namespace
 
 TEST_CASE("logits of listed rows are the products", "[parity]") {
-    for (unsigned seed = 0; seed < 12; ++seed) {
+    support::on_cases(18, [](auto& gpu, unsigned seed) {
         const unsigned threads = 32u << (seed % 6);
-        check_rows<half, 4>(200 + seed, 4, 128, 128, true, threads, 3, seed);
-        check_rows<verkv::bfloat16, 8>(100, 8, 64, 0, seed % 2 == 0, threads, 2, seed);
-        check_rows<float, 1>(33, 1, 256, 4, false, threads, 2, seed);
-        check_rows<half, 4>(50, 6, 80, 3, true, threads, 1, seed);  // rows that no wide load can read
-        check_rows<float, 3>(20, 3, 7, 0, true, threads, 1, seed);
-        check_rows<half, 4>(40, 4, 8, 0, true, threads, 1, seed);
-    }
-    check_rows<half, 4>(0, 4, 128, 0, true, 128, 2, 1);
-    check_rows<half, 4>(1, 4, 128, 0, true, 128, 2, 1);
-    check_rows<half, 4>(3000, 4, 128, 128, true, 256, 7, 5);
+        check_rows<half, 4>(gpu, 200 + seed, 4, 128, 128, true, threads, 3, seed);
+        check_rows<verkv::bfloat16, 8>(gpu, 100, 8, 64, 0, seed % 2 == 0, threads, 2, seed);
+        check_rows<float, 1>(gpu, 33, 1, 256, 4, false, threads, 2, seed);
+        check_rows<half, 4>(gpu, 50, 6, 80, 3, true, threads, 1, seed);  // rows that no wide load can read
+        check_rows<float, 1>(gpu, 20, 3, 7, 0, true, threads, 1, seed);
+        check_rows<half, 4>(gpu, 40, 4, 8, 0, true, threads, 1, seed);
+    });
+    support::on_cases(3, [](auto& gpu, unsigned c) {
+        const std::size_t sizes[] = {0, 1, 3000};
+        check_rows<half, 4>(gpu, sizes[c], 4, 128, 128, true, 256, 7, c);
+    });
 }

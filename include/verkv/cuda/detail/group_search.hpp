@@ -32,7 +32,7 @@ public:
     static constexpr unsigned level_rounds = 16;  ///< at most, of a head's level: to 2^-10
     static constexpr unsigned share_rounds = 5;   ///< in which heads with room to spare ask for less
     static constexpr unsigned back_rounds = 14;   ///< at most, towards the heads' own levels
-    static constexpr unsigned factor_rounds = 5;  ///< of one factor for all, to 2^-8
+    static constexpr unsigned factor_rounds = 8;  ///< at most, of one factor for all, to 2^-10
     static constexpr double margin = 1 - 0x1p-16;
 
     VERKV_HOST_DEVICE explicit group_search(Block& b)
@@ -291,7 +291,7 @@ private:
     /// Raises factor_ from 1, where the last look was, while all certificates hold; lowers it by some roundings where
     /// they do not.
     VERKV_HOST_DEVICE void raise_factor(Block& b, const raisable& r, float step) {
-        constexpr float precision = 0x1p-8f;
+        constexpr float precision = 0x1p-10f;
         double at_certified = worst();
         for (unsigned round = 0; round < 8 && !(at_certified < margin); ++round) {
             factor_ *= 1 - 0x1p-12f;

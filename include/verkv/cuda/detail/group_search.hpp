@@ -157,7 +157,7 @@ public:
                 trial_.set(b.thread(),
                            round + 1 < back_rounds ? smaller(a, own_.get(b.thread())) : own_.get(b.thread()));
             }
-            growth *= round % 2 == 1 ? growth : 1.0f;
+            growth *= round >= 7 ? growth : 1.0f;  // as the CPU at first, then in longer and longer steps
             b.sync();
             look(b, r);
         }

@@ -33,9 +33,9 @@ void check_in_cache(const Sketch& prototype) {
     verkv::layer_cache<half, Sketch> cache(roomy(shape, tokens), prototype, {}, {}, {}, {}, policies);
     const auto id = cache.open(1);
     prefill(cache, id, t, 0, 200);
-    const std::vector<float> equal(tokens, 1.0f);
+    const std::vector<float> equal(shape.kv_heads * tokens, 1.0f);
     const auto compress = [&](std::size_t n) {
-        cache.compress(id, verkv::given_scores(std::span<const float>(equal).first(n)),
+        cache.compress(id, verkv::given_scores(std::span<const float>(equal).first(shape.kv_heads * n)),
                        {verkv::budget::fraction(0.25), {4, 8}});
     };
     const auto failures = [&](const text<half>& held, std::size_t n, std::size_t times) {

@@ -152,7 +152,10 @@ private:
     VERKV_HOST_DEVICE void conclude(Block& b, std::size_t row) const {
         found all = {0, 0, 0, 0, 0xffffffffu};
         for (unsigned k = 0; k < b.blocks(); ++k) {
-            const found part = b.load_global(partial + row * b.blocks() + k);
+            const found* from = partial + row * b.blocks() + k;
+            const found part = {b.load_coherent(&from->variance), b.load_coherent(&from->top),
+                                b.load_coherent(&from->second), b.load_coherent(&from->holders),
+                                b.load_coherent(&from->token)};
             all.variance += part.variance;
             add(all, part.top, part.holders, part.token);
             all.second = larger(part.second, all.second);

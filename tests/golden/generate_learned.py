@@ -13,7 +13,7 @@ compactor_parts/: two KV heads, [kv_heads, tokens] each, before z-scores:
     attention_raw.npy   the same as kvpress has it: not divided
 compactor_whole/: one KV head (kvpress takes z-scores over all heads together); compactor.npy [1, tokens] is
     CompactorPress.score(), protected tokens included.
-sink_gate/, kvzap_mlp/, kvzap_linear/: weights as docs/scorers_b.md lays them out, hidden.npy [tokens, model_dim], and
+sink_gate/, kvzap_mlp/, kvzap_linear/: weights as docs/scorers.md lays them out, hidden.npy [tokens, model_dim], and
     scores.npy [kv_heads, tokens] of the gate or of the model, nothing protected.
 """
 

@@ -1,5 +1,5 @@
 // Sketches on a real layer: how far their logits are off, how wide their bounds are, and how much attention they find.
-// The figures of docs/sketches_b.md: verkv_property "[sketch_trace]" -s
+// The figures of docs/sketches.md: verkv_property "[sketch_trace]" -s
 #include <algorithm>
 #include <cmath>
 #include <functional>

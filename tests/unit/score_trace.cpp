@@ -1,4 +1,4 @@
-// What the best eighth of a real layer's tokens holds of later attention: the figures of docs/scorers_b.md.
+// What the best eighth of a real layer's tokens holds of later attention: the figures of docs/scorers.md.
 #include <algorithm>
 #include <cmath>
 

@@ -21,7 +21,7 @@ namespace verkv::inline v0 {
 /// What is left of a key when its most similar anchor has expressed all it can: our reading of what AnchorKV's rule
 /// (tokens as multiples of anchors, with a coarse residual) would call important. The paper scores nothing; that
 /// tokens which no anchor expresses have to be kept is our inference, about the error of an anchor sketch; how much a
-/// token is attended to is another matter (docs/scorers_b.md has figures).
+/// token is attended to is another matter (docs/scorers.md has figures).
 /// Score of token i: min over anchors a and factors s of ||k_i - s a|| / ||k_i||, in [0, 1]; where centred, of keys
 /// minus their mean, which no softmax sees. Anchors get 1: they are stored. A key of length 0 gets 0. Anchors are
 /// chosen farthest first: the longest key, then each time the key with the most left, ||k - s a||, equal ones by the

@@ -47,7 +47,7 @@ inline void validate(const low_rank_options& o) {
 /// m) as stored; the estimate is scale (<q, m> + <B q, a>).
 ///
 /// The principal directions are those of the keys about 0, not about the mean: queries have much along the mean, so
-/// that what a key differs there by counts (docs/sketches_b.md has figures). Taking off the mean only makes
+/// that what a key differs there by counts (docs/sketches.md has figures). Taking off the mean only makes
 /// coefficients small. Loki (Singhania et al. 2024, arXiv 2406.02542) keeps principal components like these, of keys
 /// before or after RoPE, with a basis found offline. InfiniGen (Lee et al. 2024, arXiv 2406.19707) takes the directions
 /// from queries. Hand either basis to the second constructor. ShadowKV (Sun et al. 2024, arXiv 2410.21465) factorises

@@ -518,6 +518,8 @@ private:
         });
     }
 
+    static constexpr std::uint32_t patient_rounds = 6;
+
     /// Lowers the levels of the heads that do not hold, by as many steps of the grid as the sample says are missing.
     void lower() {
         if constexpr (can_lower) {
@@ -532,9 +534,9 @@ private:
                 double steps =
                     std::clamp(std::floor(1.5 * std::log(observed / promise.epsilon) / std::log(ratio)), least, 60.0);
                 steps = std::isfinite(steps) ? steps : least;
-                // Where the last ones changed nothing, what is missing is tokens that the sketch has far too
-                // low: the same steps again would find them after many rounds, or after the last.
-                if (w.steps[g] > 0 && observed > 0.999 * w.observed[g]) {
+                // Where rounds change nothing, what is missing is tokens that the sketch has far too low: the same
+                // steps again would find them after the last round.
+                if (report.rounds > patient_rounds && observed > 0.999 * w.observed[g]) {
                     steps = (std::max)(steps, (std::min)(2 * w.steps[g], 60.0));
                 }
                 w.steps[g] = steps;

@@ -64,7 +64,7 @@ struct step_workspace {
     std::vector<double> inflation;
     std::vector<double> steps;     // by which the check lowered a head's level last; 0: not yet
     std::vector<double> observed;  // what it had seen then
-    std::vector<double> unit;  // of length, [G]
+    std::vector<double> unit;      // of length, [G]
     std::vector<unsigned char> holds;
     std::vector<float> lse;
     top_k_workspace top;

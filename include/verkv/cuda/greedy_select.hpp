@@ -110,7 +110,8 @@ private:
             const unsigned k = (key >> shift()) & (digit == 0 ? bins - 1 : 1023);
             // A leader's own variance is below what its key stands for.
             const double part = static_cast<double>(t.variance) / scale_of(key);
-            b.atomic_add(sum, k, static_cast<std::uint64_t>(part * unit + 0.5));
+            b.atomic_add(sum, k,
+                         static_cast<std::uint64_t>(part * unit + 0.5));  // NOLINT(bugprone-incorrect-roundings)
             b.atomic_max(term, k, bits_as<std::uint32_t>(t.term));
             b.atomic_add(count, k, 1u);
         }

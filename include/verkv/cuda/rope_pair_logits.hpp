@@ -194,7 +194,7 @@ private:
         for (unsigned v = member / warp_size; v < vecs; v += team_threads() / warp_size) {
             vec sums{};
             for (unsigned c = b.lane(); c < channel_count; c += warp_size) {
-                const vec q = query.get(from + c * vecs + v);
+                const vec q = query.get(from + std::size_t{c} * vecs + v);
                 const float zero = to_float(b.load_readonly(zeros + c));
                 for (unsigned h = 0; h < vec_width; ++h) {
                     sums.at[h] += q.at[h] * zero;
@@ -229,7 +229,7 @@ private:
                 sums[h] = base.get(own * Heads + h);
             }
             for (unsigned w = 0; w < words(); ++w) {
-                const std::uint32_t word = b.load_readonly(at + w * block_tokens);
+                const std::uint32_t word = b.load_readonly(at + std::size_t{w} * block_tokens);
                 for (unsigned c = 0; c < per_word; ++c) {
                     const auto code = static_cast<float>(word & (mask << (c * Bits)));
                     for (unsigned v = 0; v < vecs; ++v) {

@@ -49,7 +49,7 @@ public:
     [[nodiscard]] static VERKV_HOST_DEVICE shared_layout layout(shared_layout used, unsigned threads) {
         used = block_moments<Block, Heads>::layout(used, threads);
         used = used.template array<double>(3 * Heads + threads / warp_size);
-        return used.template array<float>(4 * Heads);
+        return used.template array<float>(std::size_t{4} * Heads);
     }
 
     /// For what has to be put together before begin().

@@ -87,7 +87,7 @@ struct row_scores {
                 const unsigned c = (load * lanes + lane) * vector + quarter * 4;
                 query_element q = {};
                 for (unsigned k = 0; k < 4 && h < here; ++k) {
-                    q.at[k] = b.load_readonly(from + h * KeyDim + c + k);
+                    q.at[k] = b.load_readonly(from + std::size_t{h} * KeyDim + c + k);
                 }
                 query.set(e, q);
             }

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <exception>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "common/dense.hpp"
+#include "common/exit_code.hpp"
 #include "common/output_file.hpp"
 #include "common/plot.hpp"
 #include "common/table.hpp"
@@ -106,7 +106,7 @@ int main(int argc, char** argv) {
     compare::add_options(app, s);
     CLI11_PARSE(app, argc, argv);
     std::sort(s.epsilon.begin(), s.epsilon.end());
-    try {
+    return example::exit_code_of("compare", [&] {
         require_outputs(s);
         // As float16, whatever the folder has: what caches store, and half of what there would be to compile.
         const auto t = example::load_trace_as<verkv::half>(s.trace);
@@ -124,9 +124,6 @@ int main(int argc, char** argv) {
             example::write_svg(compare::scorer_figure(t, s, rows), files[1]);
             example::write_svg(compare::sketch_figure(t, s, rows), files[2]);
         }
-    } catch (const std::exception& e) {
-        fmt::print(stderr, "compare: {}\n", e.what());
-        return 1;
-    }
-    return 0;
+        return 0;
+    });
 }

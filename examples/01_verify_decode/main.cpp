@@ -100,7 +100,8 @@ int main(int argc, char** argv) {
         print_results(t, s, found);
         if (!s.json.empty()) {
             std::ofstream file(s.json);
-            file << as_json(t, s, found).dump(1) << '\n';
+            // Names of files may be of any bytes.
+            file << as_json(t, s, found).dump(1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
             if (!file.flush()) {
                 throw example::file_error(s.json, "cannot be written");
             }

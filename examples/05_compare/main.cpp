@@ -30,19 +30,15 @@ std::vector<std::string> plot_files(const settings& s) {
     return {s.plot + "-error.svg", s.plot + "-scorers.svg", s.plot + "-sketches.svg"};
 }
 
-/// Files that cannot be written are worth knowing of before anything is computed.
+/// Files that would cost a result, or the trace.
 void require_outputs(const settings& s) {
-    std::vector<std::string> files{s.csv, s.json};
+    std::vector<example::output_file> files{{"--csv", s.csv}, {"--json", s.json}};
     if (!s.plot.empty()) {
         for (const std::string& file : plot_files(s)) {
-            files.push_back(file);
+            files.push_back({"--plot", file});
         }
     }
-    for (const std::string& file : files) {
-        if (!file.empty()) {
-            example::require_writable(file);
-        }
-    }
+    example::require_outputs(files, example::files_of_trace(s.trace));
 }
 
 template <class T>

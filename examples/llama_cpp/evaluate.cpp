@@ -156,19 +156,7 @@ int run(const settings& s) {
                 fmt::format("of {} tokens of prompt, {} cannot be read through verkv", s.prompt, x));
         }
     }
-    for (const std::string& file : {s.csv, s.plot}) {
-        if (!file.empty()) {
-            example::require_writable(file);
-        }
-        for (const std::string& source : {s.engine.model, s.text}) {
-            if (!file.empty() && example::same_file(file, source)) {
-                throw example::file_error(file, "is what this program reads, and would be overwritten");
-            }
-        }
-    }
-    if (!s.csv.empty() && !s.plot.empty() && example::same_file(s.csv, s.plot)) {
-        throw example::file_error(s.plot, "is the file of --csv and of --plot; one would overwrite the other");
-    }
+    example::require_outputs({{"--csv", s.csv}, {"--plot", s.plot}}, {s.engine.model, s.text});
     const std::vector<example::method> methods = methods_of(s);
     for (const example::method& m : methods) {
         if (m.choice) {

@@ -49,17 +49,21 @@ expect 1 'no text in' "$bin/verkv_generate" --model "$model" --prompt "$scratch/
 expect 1 'no model that this llama.cpp can load' "$bin/verkv_generate" --model "$text" --prompt "$text"
 expect 1 'no model file' "$bin/verkv_generate" --model "$scratch/none.gguf" --prompt "$text"
 # Interrupted: what was made so far is reported.
-"$bin/verkv_generate" --model "$model" --prompt "$text" --prompt-tokens 64 --context 512 --predict 400 >"$scratch/out" 2>&1 &
-for _ in $(seq 100); do
-    sleep 0.1
-    [[ $(wc -c <"$scratch/out") -gt 60 ]] && break
-done
-kill -INT $!
-if wait $! && grep -q 'then interrupted' "$scratch/out"; then
-    echo "ok: interrupted"
-else
-    echo "FAILED: an interrupt does not end in a report" && failed=1
-fi
+interrupt() {
+    "$bin/$3" --model "$model" --prompt "$text" --prompt-tokens 64 --context 512 --predict 400 >"$scratch/out" 2>&1 &
+    for _ in $(seq 300); do
+        sleep 0.1
+        [[ $(wc -c <"$scratch/out") -gt 60 ]] && break
+    done
+    kill "-$1" $!
+    if wait $! && grep -q "$2" "$scratch/out"; then
+        echo "ok: $3 interrupted by $1"
+    else
+        echo "FAILED: an interrupt of $3 does not end in a report" && failed=1
+    fi
+}
+interrupt INT 'then interrupted' verkv_generate
+interrupt TERM '^Interrupted' verkv_lossless
 expect 0 '[0-9]+ of [0-9]+ layers answered' "$bin/verkv_evaluate" --model "$model" --text "$text" --prompt 256 --tokens 8 \
     --kept 1/4 --only water-filling --csv "$scratch/e.csv" --plot "$scratch/e.svg"
 [[ -s $scratch/e.csv && -s $scratch/e.svg ]] || { echo "FAILED: no CSV or plot" && failed=1; }
@@ -78,8 +82,9 @@ fi
 
 # Models of random weights, one for each thing that models differ in.
 python3 "$(dirname "${BASH_SOURCE[0]}")/tiny_models.py" "$scratch/tiny"
+head -c 2000 "$text" >"$scratch/text"
 tiny() {
-    expect "$1" "$2" "$bin/verkv_generate" --model "$scratch/tiny/$3.gguf" --prompt "$text" --prompt-tokens 200 \
+    expect "$1" "$2" "$bin/verkv_generate" --model "$scratch/tiny/$3.gguf" --prompt "$scratch/text" --prompt-tokens 200 \
         --context 256 --predict 12 "${@:4}"
 }
 for name in plain wide narrow layers_differ no_attention_in_layers latent no_rope; do
@@ -92,10 +97,11 @@ tiny 0 'Dense: positions enter the logits' alibi
 tiny 0 'computed no flash attention' recurrent
 tiny 1 'keeps no cache of its tokens' encoder
 tiny 1 'has no vocabulary' no_vocabulary
-tiny 1 'has no RoPE, knows positions of 256 only' no_rope --context 512
+expect 1 'has no RoPE, knows positions of 256 only' "$bin/verkv_generate" --model "$scratch/tiny/no_rope.gguf" \
+    --prompt "$scratch/text" --context 512
 # The same text whatever the draft: here one of next to nothing, on models without RoPE, with windows, of latents.
 for name in layers_differ no_rope capped latent; do
     expect 0 'Dense greedy decoding gives the same 56 tokens' "$bin/verkv_lossless" --model "$scratch/tiny/$name.gguf" \
-        --prompt "$text" --prompt-tokens 200 --context 256 --predict 56 --chunk 5 --compare --plan never --sink 0 --local 0
+        --prompt "$scratch/text" --prompt-tokens 200 --context 256 --predict 56 --chunk 5 --compare --plan never --sink 0 --local 0
 done
 exit $failed

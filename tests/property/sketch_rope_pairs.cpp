@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/float_rows.hpp"
 
 namespace {
 
+using support::same_bits;
 using verkv::bfloat16;
 using verkv::cpu;
 using verkv::half;
@@ -104,10 +106,6 @@ std::vector<float> estimate(const rope_pair_sketch& s, const std::vector<float>&
     s.estimate(cpu{}, verkv::contiguous_rows(std::span<const float>(queries), width), scale,
                {logits.data(), heads, s.size(), static_cast<std::ptrdiff_t>(s.size())});
     return logits;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
 /// The kept channels as a full sort by energy finds them.

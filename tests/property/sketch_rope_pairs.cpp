@@ -191,14 +191,19 @@ void check(const rope_pair_options& o, std::size_t n, std::size_t heads, unsigne
         for (std::size_t i = 0; i < n; ++i) {
             double sum = 0;
             double tolerance = 0;
+            double largest_factor = 0;  // |q_c| step_c, or somewhat more
             for (std::size_t c = 0; c < channels.size(); ++c) {
                 const double q = static_cast<double>(scale) * static_cast<double>(queries[h * o.key_dim + channels[c]]);
                 const double got = static_cast<double>(elements[c * n + i]);
                 sum += q * got;
                 tolerance += std::abs(q) * expected[c][i].magnitude;
+                largest_factor = (std::max)(largest_factor, std::abs(q) * 2.01 * expected[c][i].bound);
             }
             // As documented, and the rounding of the elements read back above.
             tolerance *= static_cast<double>(channels.size() + 5) * 0x1p-23;
+            if (verkv::detail::by_bytes(o.bits)) {
+                tolerance += 0x1p-13 * largest_factor * ((1u << o.bits) - 1) * static_cast<double>(channels.size());
+            }
             REQUIRE(std::abs(static_cast<double>(logits[h * n + i]) - sum) <= tolerance);
         }
     }

@@ -436,6 +436,31 @@ inline void set_wishes(raised_tokens& picked, std::span<const float> a, combine 
     }
 }
 
+/// Calls use(token, r') for the picked tokens that a wish times `factor` raises, r' = raised_probability() bit for bit,
+/// by index.
+template <class Use>
+VERKV_ALWAYS_INLINE void for_each_raised(const raised_tokens& picked, const float* wish, float factor, Use&& use) {
+    using wide_lanes = double __attribute__((vector_size(VERKV_LANES_WIDTH * 8)));
+    const lanes below_one = broadcast(1.0f - 0x1p-24f);
+    for (std::size_t i = 0; i < picked.count(); i += lane_count) {
+        const lanes wanted = load(wish + i) * factor;
+        const lanes odds = load(picked.odds() + i);
+        std::uint32_t bits = bits_of((wanted + wanted * odds > 1.0f) & (odds > 0.0f));
+        if (bits == 0) {
+            continue;
+        }
+        const wide_lanes exact = 1.0 / (1.0 + __builtin_convertvector(odds, wide_lanes));
+        const lanes rounded = __builtin_convertvector(exact, lanes);
+        const lanes own = rounded < below_one ? rounded : below_one;
+        float raised[lane_count];
+        store(raised, larger_of(select(lanes_cast<int_lanes>(wanted > 1 - 0x1p-20f), broadcast(1), wanted), own));
+        for (; bits != 0; bits &= bits - 1) {
+            const auto lane = static_cast<std::size_t>(std::countr_zero(bits));
+            use(picked.token()[i + lane], raised[lane]);
+        }
+    }
+}
+
 /// Sum of max(0, min(1, wish/factor) - r): rows that are expected to be fetched.
 inline double expected_rows(const raised_tokens& picked, float factor) {
     return blockwise_sum(

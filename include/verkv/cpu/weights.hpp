@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 #include <span>
 
 #include "verkv/core/views.hpp"
@@ -35,6 +36,18 @@ inline double sum_of(std::span<const float> x) {
         total += static_cast<double>(sum((sums[0] + sums[1]) + (sums[2] + sums[3])));
     }
     return total;
+}
+
+/// Replaces x by log(x), positive normal numbers: error at most 2 units in the last place; log(1) is 0.
+inline void logarithms(std::span<float> x) {
+    std::size_t i = 0;
+    for (; i + lane_count <= x.size(); i += lane_count) {
+        store(x.data() + i, log(load(x.data() + i)));
+    }
+    if (i < x.size()) {
+        const lanes rest = log(load_first(x.data() + i, x.size() - i));
+        std::memcpy(x.data() + i, &rest, (x.size() - i) * sizeof(float));
+    }
 }
 
 /// score[i] = max_g weight[g][i] * factor[g] where odds[i] > 0, -infinity elsewhere.

@@ -1,10 +1,10 @@
 // The main job: what verified attention reads, and how often it is wrong, on a real attention trace.
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <fstream>
 #include <optional>
 
+#include "common/exit_code.hpp"
 #include "common/plot.hpp"
 #include "common/registry.hpp"
 #include "common/replay.hpp"
@@ -83,7 +83,7 @@ int main(int argc, char** argv) {
     CLI11_PARSE(app, argc, argv);
     s.given = example::given_options(app);
     std::sort(s.epsilon.begin(), s.epsilon.end());
-    try {
+    return example::exit_code_of("verify_decode", [&] {
         require_outputs(s);
         for (const std::string& line : unused_flags(s, combinations(s))) {
             note(line);
@@ -100,7 +100,8 @@ int main(int argc, char** argv) {
         print_results(t, s, found);
         if (!s.json.empty()) {
             std::ofstream file(s.json);
-            file << as_json(t, s, found).dump(1) << '\n';
+            // Names of files may be of any bytes.
+            file << as_json(t, s, found).dump(1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
             if (!file.flush()) {
                 throw example::file_error(s.json, "cannot be written");
             }
@@ -108,9 +109,6 @@ int main(int argc, char** argv) {
         if (!s.plot.empty()) {
             example::write_svg(figure_of(t, s, found), s.plot);
         }
-    } catch (const std::exception& e) {
-        fmt::print(stderr, "verify_decode: {}\n", e.what());
-        return 1;
-    }
-    return 0;
+        return 0;
+    });
 }

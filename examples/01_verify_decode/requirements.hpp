@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <cstddef>
-#include <filesystem>
 #include <stdexcept>
 #include <string>
 
@@ -15,20 +14,7 @@
 
 /// Refuses files that would cost a result, or the trace. Throws example::file_error.
 inline void require_outputs(const settings& s) {
-    for (const std::string& file : {s.json, s.plot}) {
-        if (file.empty()) {
-            continue;
-        }
-        example::require_writable(file);
-        for (const char* name : {"meta.json", "keys.npy", "values.npy", "queries.npy", "query_positions.npy"}) {
-            if (example::same_file(file, std::filesystem::path(s.trace) / name)) {
-                throw example::file_error(file, "is part of the trace, and would be overwritten");
-            }
-        }
-    }
-    if (!s.json.empty() && !s.plot.empty() && example::same_file(s.json, s.plot)) {
-        throw example::file_error(s.plot, "is the file of --json and of --plot; one would overwrite the other");
-    }
+    example::require_outputs({{"--json", s.json}, {"--plot", s.plot}}, example::files_of_trace(s.trace));
 }
 
 /// Refuses flags that leave nothing to draw a sample with. Throws std::invalid_argument, which names them.

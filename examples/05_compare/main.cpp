@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <exception>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "common/dense.hpp"
+#include "common/exit_code.hpp"
 #include "common/output_file.hpp"
 #include "common/plot.hpp"
 #include "common/table.hpp"
@@ -30,19 +30,15 @@ std::vector<std::string> plot_files(const settings& s) {
     return {s.plot + "-error.svg", s.plot + "-scorers.svg", s.plot + "-sketches.svg"};
 }
 
-/// Files that cannot be written are worth knowing of before anything is computed.
+/// Files that would cost a result, or the trace.
 void require_outputs(const settings& s) {
-    std::vector<std::string> files{s.csv, s.json};
+    std::vector<example::output_file> files{{"--csv", s.csv}, {"--json", s.json}};
     if (!s.plot.empty()) {
         for (const std::string& file : plot_files(s)) {
-            files.push_back(file);
+            files.push_back({"--plot", file});
         }
     }
-    for (const std::string& file : files) {
-        if (!file.empty()) {
-            example::require_writable(file);
-        }
-    }
+    example::require_outputs(files, example::files_of_trace(s.trace));
 }
 
 template <class T>
@@ -106,7 +102,7 @@ int main(int argc, char** argv) {
     compare::add_options(app, s);
     CLI11_PARSE(app, argc, argv);
     std::sort(s.epsilon.begin(), s.epsilon.end());
-    try {
+    return example::exit_code_of("compare", [&] {
         require_outputs(s);
         // As float16, whatever the folder has: what caches store, and half of what there would be to compile.
         const auto t = example::load_trace_as<verkv::half>(s.trace);
@@ -124,9 +120,6 @@ int main(int argc, char** argv) {
             example::write_svg(compare::scorer_figure(t, s, rows), files[1]);
             example::write_svg(compare::sketch_figure(t, s, rows), files[2]);
         }
-    } catch (const std::exception& e) {
-        fmt::print(stderr, "compare: {}\n", e.what());
-        return 1;
-    }
-    return 0;
+        return 0;
+    });
 }

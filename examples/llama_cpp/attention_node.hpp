@@ -51,6 +51,9 @@ public:
         if (mask() == nullptr || mask()->ne[2] != 1) {
             return "no mask tells which cells a token sees";
         }
+        if (mask()->type != GGML_TYPE_F16) {
+            return std::string("a mask of type ") + ggml_type_name(mask()->type);
+        }
         if (kv_heads() == 0 || query_heads() % kv_heads() != 0 || values()->ne[2] != keys()->ne[2]) {
             return "query heads do not divide among KV heads";
         }

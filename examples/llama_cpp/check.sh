@@ -67,4 +67,35 @@ expect 0 '16 of them read through verkv' "$bin/verkv_evaluate" --model "$model" 
     --reread 16 --kept 1/4 --only "never"
 expect 0 'Dense greedy decoding gives the same' "$bin/verkv_lossless" --model "$model" --prompt "$text" --prompt-tokens 256 \
     --context 512 --predict 64 --chunk 6 --compare
+expect 1 'nowhere/e.csv: cannot be written' "$bin/verkv_evaluate" --model "$model" --text "$text" --csv "$scratch/nowhere/e.csv"
+expect 1 'is no regular expression' "$bin/verkv_evaluate" --model "$model" --text "$text" --only '('
+# Said before a prompt is read.
+generate 1 'a rotated sketch of 8 bits' --sketch rotated --bits 8
+if [[ -e /dev/full ]]; then
+    expect 1 'the standard output cannot be written' bash -c '"$@" >/dev/full' _ "$bin/verkv_generate" --model "$model" \
+        --prompt "$scratch/short" --context 256 --predict 2
+fi
+
+# Models of random weights, one for each thing that models differ in.
+python3 "$(dirname "${BASH_SOURCE[0]}")/tiny_models.py" "$scratch/tiny"
+tiny() {
+    expect "$1" "$2" "$bin/verkv_generate" --model "$scratch/tiny/$3.gguf" --prompt "$text" --prompt-tokens 200 \
+        --context 256 --predict 12 "${@:4}"
+}
+for name in plain wide narrow layers_differ no_attention_in_layers latent no_rope; do
+    # With all rows resident an output is off by the engine's own rounding, far below 1 %.
+    tiny 0 '^all( +[0-9.]+){5} +0\.[0-9]+ ' "$name" --kept 1 --plan never --sketch exact
+done
+tiny 0 'Dense: logits are capped' capped
+tiny 0 'Dense: attention has sinks' sinks
+tiny 0 'Dense: positions enter the logits' alibi
+tiny 0 'computed no flash attention' recurrent
+tiny 1 'keeps no cache of its tokens' encoder
+tiny 1 'has no vocabulary' no_vocabulary
+tiny 1 'has no RoPE, knows positions of 256 only' no_rope --context 512
+# The same text whatever the draft: here one of next to nothing, on models without RoPE, with windows, of latents.
+for name in layers_differ no_rope capped latent; do
+    expect 0 'Dense greedy decoding gives the same 56 tokens' "$bin/verkv_lossless" --model "$scratch/tiny/$name.gguf" \
+        --prompt "$text" --prompt-tokens 200 --context 256 --predict 56 --chunk 5 --compare --plan never --sink 0 --local 0
+done
 exit $failed

@@ -5,8 +5,10 @@
 #include <llama.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -17,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "interrupt.hpp"
 #include "verified_attention.hpp"
 
 namespace example {
@@ -61,6 +64,9 @@ public:
             throw std::runtime_error(o.model + " has an encoder; these programs take decoders alone");
         }
         vocabulary_ = llama_model_get_vocab(model_.get());
+        if (llama_vocab_type(vocabulary_) == LLAMA_VOCAB_TYPE_NONE) {
+            throw std::runtime_error(o.model + " has no vocabulary to read a text with");
+        }
         llama_context_params c = llama_context_default_params();
         options_.context = o.context > 0 ? o.context : trained_context();
         // Positions may be rows of a table, behind whose end the engine aborts.
@@ -92,6 +98,9 @@ public:
                                      " tokens with keys of " + ggml_type_name(o.keys) + " and values of " +
                                      ggml_type_name(o.values));
         }
+        if (memory() == nullptr) {
+            throw std::runtime_error(o.model + " keeps no cache of its tokens; these programs take decoders alone");
+        }
         batch_ = llama_batch_init(static_cast<std::int32_t>(o.batch), 0, 1);
     }
     ~engine() { llama_batch_free(batch_); }
@@ -113,11 +122,28 @@ public:
     [[nodiscard]] llama_memory_t memory() const { return llama_get_memory(context_.get()); }
 
     [[nodiscard]] std::vector<llama_token> tokens_of(const std::string& text, bool special) const {
-        std::vector<llama_token> tokens(text.size() + 8);
-        const int n = llama_tokenize(vocabulary_, text.data(), static_cast<std::int32_t>(text.size()), tokens.data(),
-                                     static_cast<std::int32_t>(tokens.size()), true, special);
+        constexpr auto most = static_cast<std::size_t>((std::numeric_limits<std::int32_t>::max)());
+        std::vector<llama_token> tokens((std::min)(text.size() + 8, most));
+        const auto tokenize = [&] {
+            if (text.size() > most) {
+                return std::numeric_limits<std::int32_t>::min();
+            }
+            try {
+                return llama_tokenize(vocabulary_, text.data(), static_cast<std::int32_t>(text.size()), tokens.data(),
+                                      static_cast<std::int32_t>(tokens.size()), true, special);
+            } catch (const std::exception& e) {
+                throw std::runtime_error(std::string("the model's vocabulary cannot spell the text; is it UTF-8? (") +
+                                         e.what() + ")");
+            }
+        };
+        std::int32_t n = tokenize();
+        if (n < 0 && n != std::numeric_limits<std::int32_t>::min()) {
+            tokens.resize(static_cast<std::size_t>(-n));  // some vocabularies spell a character in several tokens
+            n = tokenize();
+        }
         if (n < 0) {
-            throw std::runtime_error("the text has more tokens than characters");
+            throw std::runtime_error("the text has " + std::to_string(text.size()) +
+                                     " bytes, more tokens than llama.cpp can count");
         }
         tokens.resize(static_cast<std::size_t>(n));
         return tokens;
@@ -181,11 +207,16 @@ public:
         llama_memory_seq_rm(memory(), items[0].sequence + 1, -1, -1);
     }
 
-    /// Computes tokens [first, last) of a text, at their positions, in micro-batches; logits of the last one.
+    /// Computes tokens [first, last) of a text, at their positions, in micro-batches; logits of the last one. Throws
+    /// interruption between two of them once the program was interrupted.
     void read(verified_attention::mode mode, int sequence, std::span<const llama_token> text, std::size_t first,
               std::size_t last) {
         const std::size_t most = mode == verified_attention::mode::verified ? 1 : options_.batch;
         for (std::size_t from = first; from < last; from += most) {
+            if (interrupted) {
+                throw interruption("interrupted after " + std::to_string(from) + " of " + std::to_string(text.size()) +
+                                   " tokens of the text");
+            }
             const std::size_t to = (std::min)(from + most, last);
             items_.clear();
             for (std::size_t i = from; i < to; ++i) {
@@ -195,13 +226,18 @@ public:
         }
     }
 
-    /// Logits of the i-th item of the last batch; -1: of the last one.
+    /// Logits of the i-th item of the last batch; -1: of the last one. None is NaN, nor all -infinity.
     [[nodiscard]] std::span<const float> logits(int i = -1) const {
         const float* p = llama_get_logits_ith(context_.get(), i);
         if (p == nullptr) {
             throw std::runtime_error("no logits were computed");
         }
-        return {p, vocabulary_size()};
+        const std::span<const float> all(p, vocabulary_size());
+        const bool numbers = std::none_of(all.begin(), all.end(), [](float x) { return std::isnan(x); });
+        if (!numbers || !std::isfinite(*std::max_element(all.begin(), all.end()))) {
+            throw std::runtime_error("the model's logits are not finite numbers");
+        }
+        return all;
     }
 
     /// Forgets a sequence's tokens from a position on, in the engine and in verkv.
@@ -276,6 +312,9 @@ inline llama_token most_likely(std::span<const float> logits) {
 
 inline std::string read_text(const std::string& file) {
     std::ifstream in(file, std::ios::binary);
+    if (!in) {
+        throw std::runtime_error("cannot read " + file);
+    }
     std::ostringstream text;
     text << in.rdbuf();
     if (!in || text.str().empty()) {

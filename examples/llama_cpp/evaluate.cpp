@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "common/output_file.hpp"
 #include "common/plot.hpp"
 #include "common/table.hpp"
 #include "engine.hpp"
@@ -53,9 +54,10 @@ double divergence(std::span<const float> p, std::span<const float> q) {
     double sum = 0;
     for (std::size_t i = 0; i < p.size(); ++i) {
         const auto a = static_cast<double>(p[i]);
-        sum += std::exp(a) * (a - static_cast<double>(q[i]));
+        const double weight = std::exp(a);
+        sum += weight > 0 ? weight * (a - static_cast<double>(q[i])) : 0;
     }
-    return sum > 0 ? sum : 0;
+    return sum < 0 ? 0 : sum;  // below 0 by rounding; NaN stays
 }
 
 std::vector<example::method> methods_of(const settings& s) {
@@ -66,7 +68,13 @@ std::vector<example::method> methods_of(const settings& s) {
     all.sketch = "exact";
     all.kept = 1;
     methods.push_back({"all rows resident", all});
-    const std::regex only(s.only);
+    const std::regex only = [&] {
+        try {
+            return std::regex(s.only);
+        } catch (const std::regex_error& e) {
+            throw std::runtime_error(fmt::format("--only \"{}\" is no regular expression: {}", s.only, e.what()));
+        }
+    }();
     for (const double kept : s.kept) {
         example::verification_choice c = s.common;
         c.kept = kept;
@@ -148,7 +156,13 @@ int run(const settings& s) {
                 fmt::format("of {} tokens of prompt, {} cannot be read through verkv", s.prompt, x));
         }
     }
+    example::require_outputs({{"--csv", s.csv}, {"--plot", s.plot}}, {s.engine.model, s.text});
     const std::vector<example::method> methods = methods_of(s);
+    for (const example::method& m : methods) {
+        if (m.choice) {
+            example::require_possible(m.choice->made(true));
+        }
+    }
     verified_attention attention({}, 1, 1);
     example::engine_options options = s.engine;
     if (options.context == 0) {
@@ -221,8 +235,8 @@ int main(int argc, char** argv) {
                          "table for each number");
     example::add_numbers(app, "--kept", s.kept, {0, 1, false, true}, "shares of the tokens that stay resident");
     app.add_option("--only", s.only, "only methods whose name has a match of this regular expression");
-    app.add_option("--csv", s.csv, "file for the table as CSV");
-    app.add_option("--plot", s.plot, "file for KL against rows read, SVG");
+    example::add_path(app, "--csv", s.csv, "file for the table as CSV");
+    example::add_path(app, "--plot", s.plot, "file for KL against rows read, SVG");
     CLI11_PARSE(app, argc, argv);
     return example::exit_code_of("verkv_evaluate", [&] { return run(s); });
 }

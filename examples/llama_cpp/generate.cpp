@@ -2,9 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <random>
@@ -19,8 +17,6 @@
 namespace {
 
 using example::verified_attention;
-
-std::atomic<bool> interrupted{false};
 
 struct settings {
     example::engine_options engine;
@@ -118,7 +114,7 @@ void generate(example::engine& engine, const settings& s, verified_attention::mo
               std::vector<continuation>& all) {
     std::vector<example::engine::item> items;
     std::vector<int> going;
-    while (!interrupted) {
+    while (!example::interrupted) {
         going.clear();
         for (std::size_t c = 0; c < all.size(); ++c) {
             continuation& one = all[c];
@@ -135,7 +131,7 @@ void generate(example::engine& engine, const settings& s, verified_attention::mo
             ++one.made;
             if (all.size() == 1) {
                 std::fwrite(piece.data(), 1, piece.size(), stdout);
-                std::fflush(stdout);
+                example::flush_output();
             }
             if (one.made < s.predict) {
                 going.push_back(static_cast<int>(c));
@@ -168,6 +164,7 @@ void generate(example::engine& engine, const settings& s, verified_attention::mo
 }
 
 int run(const settings& s) {
+    example::require_possible(s.verification.made(true));
     // The engine may be asked for its trained context, which only the model tells.
     verified_attention attention({}, 1, 1);
     example::engine_options options = s.engine;
@@ -195,12 +192,7 @@ int run(const settings& s) {
     attention.expect_prompt(prompt - 1);
     const auto mode = s.dense ? verified_attention::mode::off : verified_attention::mode::verified;
     // The last token is the first that verkv answers for.
-    for (std::size_t done = 0; done < prompt - 1; done += options.batch) {
-        if (interrupted) {
-            throw std::runtime_error(fmt::format("interrupted after {} of {} tokens of the prompt", done, prompt));
-        }
-        engine.read(verified_attention::mode::dense, 0, text, done, (std::min)(done + options.batch, prompt - 1));
-    }
+    engine.read(verified_attention::mode::dense, 0, text, 0, prompt - 1);
     std::vector<example::engine::item> last;
     std::vector<continuation> all;
     for (std::size_t c = 0; c < s.sequences; ++c) {
@@ -219,7 +211,7 @@ int run(const settings& s) {
             fmt::print("--- continuation {}:\n{}\n", c, all[c].text);
         }
     }
-    fmt::print("\n\n{} tokens generated{}.\n", made, interrupted ? ", then interrupted" : "");
+    fmt::print("\n\n{} tokens generated{}.\n", made, example::interrupted ? ", then interrupted" : "");
     if (!s.dense) {
         print_report(attention);
     }
@@ -241,9 +233,6 @@ int main(int argc, char** argv) {
     app.add_flag("--dense", s.dense, "the engine's own attention, for comparison");
     app.add_flag("--context-shift", s.shift, "when the context is full, drop half of what lies behind the sink");
     CLI11_PARSE(app, argc, argv);
-    std::signal(SIGINT, [](int) {
-        interrupted = true;
-        std::signal(SIGINT, SIG_DFL);  // a second one ends the program at once
-    });
+    example::stop_at_signals();
     return example::exit_code_of("verkv_generate", [&] { return run(s); });
 }

@@ -38,6 +38,9 @@ public:
     shared_engine(engine& e, std::size_t held) : engine_(e), held_(held), dense_(held), drafted_(held) {}
 
     llama_token draft(std::span<const llama_token> tokens) {
+        if (example::interrupted) {
+            throw example::interruption("interrupted");
+        }
         // What a dense pass left is there already.
         for (std::size_t i = held_ - drafted_; i < tokens.size(); ++i) {
             const engine::item item{0, static_cast<std::int64_t>(held_), tokens[i], true};
@@ -118,6 +121,7 @@ std::vector<llama_token> dense_tokens(engine& e, std::span<const llama_token> te
 }
 
 int run(const settings& s) {
+    example::require_possible(s.verification.made(true));
     verified_attention attention({}, 1, 1);
     example::engine_options options = s.engine;
     options.sequences = 2;
@@ -125,10 +129,10 @@ int run(const settings& s) {
     engine e(options, attention);
     attention = verified_attention(s.verification.made(e.rope_by_halves()), e.context_tokens(), 1);
     const std::vector<llama_token> text = example::prompt_of(e, s.prompt);
-    if (text.size() + s.predict + s.chunk > e.context_tokens()) {
-        throw std::runtime_error(
-            fmt::format("{} tokens of prompt, {} to generate and a chunk of {} are more than the context of {}",
-                        text.size(), s.predict, s.chunk, e.context_tokens()));
+    // The last token is never computed.
+    if (text.size() + s.predict - 1 > e.context_tokens()) {
+        throw std::runtime_error(fmt::format("{} tokens of prompt and {} to generate are more than the context of {}",
+                                             text.size(), s.predict, e.context_tokens()));
     }
     if (s.chunk + 1 > s.engine.batch) {
         throw std::runtime_error(fmt::format("a pass checks {} tokens, a chunk and one more: raise --batch from {}",
@@ -144,13 +148,17 @@ int run(const settings& s) {
     verkv::lossless_decoder<llama_token> decoder(s.chunk);
     std::vector<llama_token> made;
     const auto began = std::chrono::steady_clock::now();
-    decoder.generate(draft, dense_pass, text.back(), text.size(), s.predict, [&](llama_token t) {
-        made.push_back(t);
-        const std::string piece = e.text_of(t);
-        std::fwrite(piece.data(), 1, piece.size(), stdout);
-        std::fflush(stdout);
-        return !e.ends(t);
-    });
+    try {
+        decoder.generate(draft, dense_pass, text.back(), text.size(), s.predict, [&](llama_token t) {
+            made.push_back(t);
+            const std::string piece = e.text_of(t);
+            std::fwrite(piece.data(), 1, piece.size(), stdout);
+            example::flush_output();
+            return !e.ends(t) && !example::interrupted;
+        });
+    } catch (const example::interruption&) {
+        // What came out so far stands.
+    }
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     const verkv::lossless_report& r = decoder.report();
     fmt::print(
@@ -161,6 +169,10 @@ int run(const settings& s) {
         r.drafted > 0 ? 100.0 * static_cast<double>(r.accepted) / static_cast<double>(r.drafted) : 0.0, r.passes,
         s.chunk + 1, r.tokens_per_pass(), r.tokens - r.passes);
     fmt::print("{}", attention.dense_layers());
+    if (example::interrupted) {
+        fmt::print("Interrupted.\n");
+        return 0;
+    }
     if (!s.compare) {
         return 0;
     }
@@ -190,5 +202,6 @@ int main(int argc, char** argv) {
     example::add_count(app, "--chunk", s.chunk, 1, 4096, "tokens drafted between two dense passes");
     app.add_flag("--compare", s.compare, "decode densely as well, and compare token for token");
     CLI11_PARSE(app, argc, argv);
+    example::stop_at_signals();
     return example::exit_code_of("verkv_lossless", [&] { return run(s); });
 }

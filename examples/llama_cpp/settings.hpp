@@ -6,14 +6,13 @@
 #include <CLI/CLI.hpp>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <exception>
 #include <map>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "common/arguments.hpp"
+#include "common/exit_code.hpp"
 #include "engine.hpp"
 
 namespace example {
@@ -26,12 +25,19 @@ inline void add_engine_options(CLI::App& app, engine_options& o) {
     add_count(app, "--context", o.context, 0, 1u << 30, "tokens of context; 0: what the model was trained for");
     add_count(app, "--batch", o.batch, 1, 1u << 16, "tokens of the prompt that the engine computes at once");
     app.add_option("--threads", o.threads, "of the engine; 0: its default")->check(CLI::Range(0, 1024));
-    app.add_option("--cache-type-k,--ctk", o.keys, "how the engine stores keys")
-        ->transform(CLI::CheckedTransformer(types))
-        ->default_str("f16");
-    app.add_option("--cache-type-v,--ctv", o.values, "how the engine stores values")
-        ->transform(CLI::CheckedTransformer(types))
-        ->default_str("f16");
+    std::vector<std::string> names;
+    for (const auto& [name, type] : types) {
+        names.push_back(name);
+    }
+    const auto add_type = [&](const char* option, ggml_type& type, const char* description) {
+        app.add_option_function<std::string>(
+               option, [&type, types](const std::string& name) { type = types.at(name); }, description)
+            ->check(CLI::IsMember(names))
+            ->type_name("NAME")
+            ->default_str("f16");
+    };
+    add_type("--cache-type-k,--ctk", o.keys, "how the engine stores keys");
+    add_type("--cache-type-v,--ctv", o.values, "how the engine stores values");
 }
 
 /// What is read first.
@@ -56,17 +62,6 @@ inline std::vector<llama_token> prompt_of(const engine& e, const prompt_choice& 
         throw std::runtime_error("the prompt has no tokens");
     }
     return text;
-}
-
-/// The end of main(): runs the program, or says why it cannot.
-template <class Run>
-int exit_code_of(const char* program, Run&& run) {
-    try {
-        return run();
-    } catch (const std::exception& e) {
-        fmt::print(stderr, "{}: {}\n", program, e.what());
-        return 1;
-    }
 }
 
 /// What verkv does, as it is asked for by name.

@@ -32,6 +32,35 @@ struct verification {
     verification() { verkv_default_options(&options); }
 };
 
+/// Throws what every layer would refuse, whatever its heads and widths: worth knowing before a long prompt is read.
+inline void require_possible(const verification& v) {
+    verkv_options o = v.options;
+    o.query_heads = o.kv_heads = 1;
+    o.key_dim = o.value_dim = 64;
+    o.max_requests = 1;
+    o.max_tokens = o.host_rows = o.resident_rows = 64;
+    const std::vector<float> query(64);
+    std::vector<float> output(64);
+    verkv_cache* cache = nullptr;
+    verkv_status status = verkv_create(&o, &cache);
+    verkv_step_item item{{}, query.data(), output.data(), nullptr};
+    if (status == VERKV_OK) {
+        status = verkv_open(cache, v.seed, &item.request);
+    }
+    if (status == VERKV_OK) {
+        status = verkv_step(cache, &item, 1, v.epsilon, v.delta);
+    }
+    verkv_destroy(cache);
+    if (status != VERKV_OK) {
+        throw std::runtime_error(verkv_last_error());
+    }
+}
+
+/// What is larger, and NaN where any is: an error that is no number is not to be overlooked.
+inline double larger_or_nan(double a, double b) {
+    return std::isnan(a) || a > b ? a : b;
+}
+
 /// Sums over steps, query heads and KV heads of a layer.
 struct layer_totals {
     std::size_t steps = 0;
@@ -59,7 +88,7 @@ struct layer_totals {
         certificate += o.certificate;
         kv_heads += o.kv_heads;
         error += o.error;
-        largest_error = (std::max)(largest_error, o.largest_error);
+        largest_error = larger_or_nan(o.largest_error, largest_error);
         query_heads += o.query_heads;
         seconds += o.seconds;
         return *this;
@@ -328,9 +357,10 @@ private:
         const int name = batch_[t].sequence;
         node.visible(t, seen_);
         const auto tokens = static_cast<std::size_t>(std::count(seen_.begin(), seen_.end(), 1));
-        if (tokens < static_cast<std::size_t>(batch_[t].position) + 1) {
-            l.dense = "a token sees " + std::to_string(tokens) + " of " + std::to_string(batch_[t].position + 1) +
-                      " tokens (sliding window or chunks)";
+        const auto before = static_cast<std::size_t>(batch_[t].position) + 1;
+        if (tokens != before) {
+            l.dense = "a token sees " + std::to_string(tokens) + " of " + std::to_string(before) + " tokens (" +
+                      (tokens < before ? "sliding window or chunks" : "later ones too") + ")";
             l.cache.reset();
             l.sequences.clear();
             l.query_positions.clear();
@@ -480,9 +510,9 @@ private:
                 square += d * d;
                 norm += static_cast<double>(theirs_[c]) * static_cast<double>(theirs_[c]);
             }
-            const double error = square > 0 ? std::sqrt(square / norm) : 0;
+            const double error = square == 0 ? 0 : std::sqrt(square / norm);
             sum.error += error;
-            sum.largest_error = (std::max)(sum.largest_error, error);
+            sum.largest_error = larger_or_nan(error, sum.largest_error);
             ++sum.query_heads;
         }
     }

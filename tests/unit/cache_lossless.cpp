@@ -131,6 +131,7 @@ TEST_CASE("lossless decoding: emit() stops it at any token, and it goes on from 
 
 TEST_CASE("lossless decoding: refusals") {
     CHECK_THROWS_AS(verkv::lossless_decoder<int>(0), verkv::invalid_argument);
+    CHECK_THROWS_AS(verkv::lossless_decoder<int>(static_cast<std::size_t>(-1)), verkv::invalid_argument);
     verkv::lossless_decoder<int> decoder(2);
     dense_model dense;
     sketchy_model draft{{}, 5};

@@ -1,4 +1,7 @@
 // Arguments, tables and plots of the example programs.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -8,10 +11,12 @@
 #include <iterator>
 #include <limits>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "common/arguments.hpp"
+#include "common/exit_code.hpp"
 #include "common/output_file.hpp"
 #include "common/plot.hpp"
 #include "common/table.hpp"
@@ -172,6 +177,51 @@ TEST_CASE("examples: files that results cannot go to are known beforehand") {
             CHECK(std::string(e.what()) == file.string() + ": cannot be written");
         }
     }
+}
+
+TEST_CASE("examples: results that would overwrite what is read, or each other, are refused") {
+    const test_support::temporary_folder folder;
+    std::ofstream(folder / "read") << "kept";
+    const auto problem = [&](const char* a, const char* b) -> std::string {
+        const auto named = [&](const char* name) { return *name == '\0' ? std::filesystem::path() : folder / name; };
+        try {
+            example::require_outputs({{"--csv", named(a)}, {"--plot", named(b)}}, {folder / "read"});
+            return "";
+        } catch (const example::file_error& e) {
+            return e.problem();
+        }
+    };
+    CHECK(problem("", "").empty());
+    CHECK(problem("a", "b").empty());
+    CHECK(problem("", "./read").find("would be overwritten") != std::string::npos);
+    CHECK(problem("read", "b").find("would be overwritten") != std::string::npos);
+    CHECK(problem("a", "./a").find("of --csv and of --plot") != std::string::npos);
+    CHECK(problem("a", "nowhere/b") == "cannot be written");
+    std::string text;
+    std::ifstream(folder / "read") >> text;
+    CHECK(text == "kept");
+}
+
+TEST_CASE("examples: a program's end tells what went wrong, and whether its output arrived") {
+    CHECK(example::exit_code_of("test", [] { return 3; }) == 3);
+    CHECK(example::exit_code_of("test", []() -> int { throw std::runtime_error("as it should be"); }) == 1);
+    const std::filesystem::path full = "/dev/full";
+    if (!std::filesystem::exists(full)) {
+        return;
+    }
+    std::fflush(stdout);
+    const int kept = dup(STDOUT_FILENO);
+    const int sink = open(full.c_str(), O_WRONLY);
+    dup2(sink, STDOUT_FILENO);
+    const int code = example::exit_code_of("test", [] {
+        std::fputs("lost", stdout);
+        return 0;
+    });
+    std::clearerr(stdout);
+    dup2(kept, STDOUT_FILENO);
+    close(sink);
+    close(kept);
+    CHECK(code == 1);
 }
 
 TEST_CASE("examples: one file is known by all its names") {

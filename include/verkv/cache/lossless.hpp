@@ -23,8 +23,8 @@ concept drafter = requires(D& d, std::span<const Token> tokens, std::size_t leng
 
 /// Decodes many tokens in one pass over the whole cache.
 ///
-///     v.verify(tokens, next)   // appends the tokens; next[i] becomes the token that dense decoding puts behind
-///     tokens[i] v.truncate(length)       // forgets all tokens from that position on
+///     v.verify(tokens, next)   // appends the tokens; next[i] becomes what dense decoding puts behind tokens[i]
+///     v.truncate(length)       // forgets all tokens from that position on
 template <class V, class Token>
 concept verifier = requires(V& v, std::span<const Token> tokens, std::span<Token> next, std::size_t length) {
     v.verify(tokens, next);
@@ -50,9 +50,11 @@ struct lossless_report {
 template <class Token>
 class lossless_decoder {
 public:
-    /// chunk: tokens drafted between two passes. Throws invalid_argument when it is 0.
+    /// chunk: tokens drafted between two passes, below 2^32 - 1: memory for as many is taken here. Throws
+    /// invalid_argument for another number.
     explicit lossless_decoder(std::size_t chunk) : chunk_(chunk) {
-        detail::check(chunk > 0, "a chunk of 0 drafted tokens");
+        detail::check(chunk > 0 && chunk < 0xffffffffu, "a chunk of ", chunk,
+                      " drafted tokens; it must be 1 to 2^32 - 2");
         tokens_.reserve(chunk + 1);
         next_.resize(chunk + 1);
     }

@@ -39,12 +39,12 @@ struct plan_lists {
 /// head's level within its bin (to 2^-10), and lowers the multipliers a_h of a joint plan while all certificates hold,
 /// in a fixed number of rounds; see group_search. Of a group that raises nothing, lists are empty.
 /// blocks_y is the number of KV heads; any number of blocks along x and of threads.
-/// Preconditions (unchecked): arrays are as large as said; `arrived` is 0, and is so again afterwards; Heads >= G.
-/// Reads 4 (G + 1) bytes a token; writes 4 (G + 3) for each one listed, and reads 4 (G + 1) of these some 20 times.
-/// Products of floats, summed in double: certificates, of r' as it is written, have a relative error below 2^-20, and
-/// are asked to be below epsilon (1 - 2^-16). The same bits in every run, for the same `blocks` and `threads`.
-/// A head whose masses are not finite takes no part, and has a certificate of NaN. Where squares overflow, all tokens
-/// of L that weigh anything are raised to 1.
+/// Preconditions (unchecked): arrays are as large as said; `arrived` is 0, and is so again afterwards. Checked at
+/// launch: stride <= most_tokens, G <= Heads. Reads 4 (G + 1) bytes a token; writes 4 (G + 3) for each one listed, and
+/// reads 4 (G + 1) of these some 20 times. Products of floats, summed in double: certificates, of r' as it is written,
+/// have a relative error below 2^-20, and are asked to be below epsilon (1 - 2^-16). The same bits in every run, for
+/// the same `blocks` and `threads`. A head whose masses are not finite takes no part, and has a certificate of NaN.
+/// Where squares overflow, all tokens of L that weigh anything are raised to 1.
 template <unsigned Heads>
 struct group_plan_kernel {
     static_assert(Heads >= 1 && Heads <= 8);
@@ -72,6 +72,7 @@ struct group_plan_kernel {
     std::uint32_t threads = 256;
 
     [[nodiscard]] launch_shape shape() const {
+        detail::check_plan_shape(stride, heads, Heads);
         shared_layout shared;
         shared = shared.array<std::uint32_t>(threads / warp_size + 1);
         shared = shared.array<std::uint32_t>(blocks + 1);

@@ -9,6 +9,7 @@
 #include "verkv/core/views.hpp"
 #include "verkv/cuda/block.hpp"
 #include "verkv/cuda/rope_pair_logits.hpp"
+#include "verkv/cuda/row_list.hpp"
 
 namespace verkv::inline v0::gpu {
 
@@ -29,16 +30,16 @@ struct row_logits_kernel {
     static_assert(Heads >= 1 && Heads <= 8);
     static constexpr unsigned most_threads = 1024;
 
-    const T* rows = nullptr;               ///< keys of all rows of a pool
-    const row_id* ids = nullptr;           ///< [KV head][list_stride]
-    const token_index* tokens = nullptr;   ///< [KV head][list_stride]; null without `logits`
-    const std::uint32_t* count = nullptr;  ///< [KV head], rows listed
-    const float* queries = nullptr;        ///< [KV head][G][key_dim]
-    const float* odds = nullptr;           ///< [KV head][stride]; null: all listed count
-    float* listed = nullptr;               ///< [KV head][G][list_stride], or null
-    float* logits = nullptr;               ///< [KV head][G][stride], or null
-    std::uint32_t* top = nullptr;          ///< [KV head][G], ordered_bits(), raised; null without `logits`
-    std::size_t row_stride = 0;            ///< elements from one row to the next
+    const T* rows = nullptr;              ///< keys of all rows of a pool
+    row_list list;                        ///< rows listed
+    const token_index* tokens = nullptr;  ///< [KV head][list_stride]; null without `logits`
+    const float* queries = nullptr;       ///< [KV head][G][key_dim]
+    const float* odds = nullptr;          ///< [KV head][stride]; null: all listed count
+    float* listed = nullptr;              ///< [KV head][G][list_stride], or null
+    float* logits = nullptr;              ///< [KV head][G][stride], or null
+    std::uint32_t* top = nullptr;         ///< [KV head][G], ordered_bits(), raised; null without `logits`
+    const T* pinned_rows = nullptr;       ///< keys of rows with the bit pinned_row
+    std::size_t row_stride = 0;           ///< elements from one row to the next
     std::size_t list_stride = 0;
     std::size_t stride = 0;
     std::uint32_t kv_heads = 0;
@@ -62,7 +63,7 @@ struct row_logits_kernel {
             query.set(i, b.load_readonly(queries + kv * heads * key_dim + i) * scale);
         }
         b.sync();
-        const unsigned n = b.load_global(count + kv);
+        const unsigned n = b.load_global(list.count + kv);
         const unsigned lanes = lanes_of_row();
         const unsigned rows_of_warp = warp_size / lanes;
         const unsigned step = b.blocks() * b.warps() * rows_of_warp;
@@ -76,7 +77,7 @@ struct row_logits_kernel {
                 const unsigned i = at + b.lane() / lanes;
                 float sums[Heads] = {};
                 if (i < n) {
-                    add_products(b, query, b.load_readonly(ids + kv * list_stride + i), b.lane() % lanes, lanes, head,
+                    add_products(b, query, list.row(b, static_cast<unsigned>(kv), i), b.lane() % lanes, lanes, head,
                                  sums);
                 }
                 for (unsigned h = 0; h < Heads; ++h) {
@@ -109,9 +110,10 @@ private:
     template <class Block, class Query>
     VERKV_HOST_DEVICE void add_products(Block& b, Query query, row_id id, unsigned lane, unsigned lanes, unsigned head,
                                         float (&sums)[Heads]) const {
-        const T* const row = rows + std::size_t{id} * row_stride;
-        const bool wide =
-            key_dim % per_load == 0 && row_stride % per_load == 0 && reinterpret_cast<std::uintptr_t>(rows) % 16 == 0;
+        const T* const row = row_memory<T>{rows, pinned_rows, row_stride}.at(id);
+        const bool wide = key_dim % per_load == 0 && row_stride % per_load == 0 &&
+                          reinterpret_cast<std::uintptr_t>(rows) % 16 == 0 &&
+                          reinterpret_cast<std::uintptr_t>(pinned_rows) % 16 == 0;
         for (unsigned c = lane * per_load; c < key_dim; c += lanes * per_load) {
             float key[per_load] = {};
             if (wide) {

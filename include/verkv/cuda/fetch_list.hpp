@@ -11,6 +11,7 @@
 #include "verkv/cuda/block.hpp"
 #include "verkv/cuda/collectives.hpp"
 #include "verkv/cuda/detail/last_block.hpp"
+#include "verkv/cuda/detail/work.hpp"
 #include "verkv/cuda/group_plan.hpp"
 #include "verkv/cuda/row_list.hpp"
 
@@ -41,6 +42,7 @@ struct device_fetch {
     row_id* copy_from = nullptr;      ///< row of host memory, [KV head][stride]
     row_id* copy_to = nullptr;        ///< row of the staging memory, [KV head][stride]
     std::uint32_t* copies = nullptr;  ///< [KV head]
+    std::uint32_t* copied = nullptr;  ///< copies are added to it, [KV head]; or null
     std::uint32_t* pinned = nullptr;  ///< rows that there was no room for: read where they lie; [KV head]
     std::size_t stride = 0;
 };
@@ -71,9 +73,10 @@ struct fetch_list_kernel {
     const std::uint32_t* residents = nullptr;      ///< [KV head]; null without resident_base
     device_staging staging;
     device_fetch fetch;
-    std::uint32_t* counts = nullptr;   ///< [KV head][blocks], scratch
-    std::uint32_t* missing = nullptr;  ///< [KV head][fetch.stride], scratch
-    std::uint32_t* arrived = nullptr;  ///< [KV head]
+    const std::uint32_t* work = nullptr;  ///< [KV head], see step_work; null: work for all
+    std::uint32_t* counts = nullptr;      ///< [KV head][blocks], scratch
+    std::uint32_t* missing = nullptr;     ///< [KV head][fetch.stride], scratch
+    std::uint32_t* arrived = nullptr;     ///< [KV head]
     std::size_t stride = 0;
     std::size_t resident_stride = 0;
     std::uint32_t kv_heads = 0;
@@ -88,6 +91,9 @@ struct fetch_list_kernel {
     template <class Block>
     VERKV_HOST_DEVICE void operator()(Block& b) const {
         const std::size_t kv = b.block_index_y();
+        if (detail::idle(b, work, kv)) {
+            return;
+        }
         auto scratch = b.template allocate_shared<std::uint32_t>(b.warps() + 1);
         auto begins = b.template allocate_shared<std::uint32_t>(b.blocks() + 1);
         const unsigned listed = b.load_global(plan.count + kv);
@@ -246,6 +252,9 @@ private:
             b.store_global(staging.step + kv, step);
             b.store_global(fetch.count + kv, total);
             b.store_global(fetch.copies + kv, given);
+            if (fetch.copied != nullptr) {
+                b.store_global(fetch.copied + kv, b.load_global(fetch.copied + kv) + given);
+            }
             b.store_global(fetch.pinned + kv, lacking - given);
         }
     }

@@ -8,6 +8,7 @@
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cuda/block.hpp"
+#include "verkv/cuda/detail/work.hpp"
 #include "verkv/cuda/rope_pair_logits.hpp"
 #include "verkv/cuda/row_list.hpp"
 
@@ -40,6 +41,7 @@ struct row_logits_kernel {
     std::uint32_t* top = nullptr;         ///< [KV head][G], ordered_bits(), raised; null without `logits`
     const T* pinned_rows = nullptr;       ///< keys of rows with the bit pinned_row
     std::size_t row_stride = 0;           ///< elements from one row to the next
+    const std::uint32_t* work = nullptr;  ///< [KV head], see step_work; null: work for all
     std::size_t list_stride = 0;
     std::size_t stride = 0;
     std::uint32_t kv_heads = 0;
@@ -57,6 +59,9 @@ struct row_logits_kernel {
     template <class Block>
     VERKV_HOST_DEVICE void operator()(Block& b) const {
         const std::size_t kv = b.block_index_y();
+        if (detail::idle(b, work, kv)) {
+            return;
+        }
         auto query = b.template allocate_shared<float>(std::size_t{heads} * key_dim);
         auto scratch = b.template allocate_shared<float>(b.warps());
         for (std::size_t i = b.thread(); i < std::size_t{heads} * key_dim; i += b.threads()) {

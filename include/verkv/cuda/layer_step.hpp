@@ -46,9 +46,9 @@ struct layer_step_config {
     tolerance promise = {};
     sample_check check = {.rounds = 4};  ///< every round is six launches, of which those that hold take no time
     // Shapes of launches. Results have the same bits for the same shapes.
-    std::uint32_t blocks = 0;  ///< of a task in passes over its tokens or rows; 0: two a multiprocessor in all
-    std::uint32_t parts = 0;   ///< that attention cuts a list into; 0: likewise
-    std::uint32_t threads = 256;
+    std::uint32_t blocks = 0;     ///< of a task in passes over its tokens or rows; 0: two a multiprocessor in all
+    std::uint32_t parts = 0;      ///< that attention cuts a list into; 0: likewise
+    std::uint32_t threads = 256;  ///< of a block; twice or four times as many where few blocks work
     std::uint32_t multiprocessors = 132;
 };
 
@@ -353,7 +353,7 @@ private:
         k.epsilon = config_.promise.epsilon;
         k.log_term = config_.promise.log_term();
         k.blocks = config_.blocks;
-        k.threads = config_.threads;
+        k.threads = 2 * config_.threads;  // its last block works alone
         return k;
     }
 
@@ -392,7 +392,7 @@ private:
         k.ratio = config_.check.step;
         k.kv_heads = tasks();
         k.heads = heads();
-        k.threads = config_.threads;
+        k.threads = 4 * config_.threads;
         return k;
     }
 
@@ -493,7 +493,7 @@ private:
                                    holds_.data(),
                                    tasks(),
                                    heads(),
-                                   config_.threads,
+                                   4 * config_.threads,
                                    work_of_round});
     }
 

@@ -124,16 +124,23 @@ void check_case(Device& gpu, const rope_case& c) {
         sketches[kv].estimate(verkv::cpu{}, q, scale, verkv::matrix_of(std::span<float>(expected), c.heads, c.tokens));
         for (std::size_t h = 0; h < c.heads; ++h) {
             float largest = -std::numeric_limits<float>::infinity();
+            constexpr double levels = (1u << Bits) - 1;
             for (std::size_t g = 0; g < s.groups; ++g) {
                 // Both sides have the error that is stated.
                 double bound = 0;
+                double largest_factor = 0;
                 for (std::size_t ch = 0; ch < s.channel_count; ++ch) {
                     const half* zeros = s.parameters + g * 2 * s.padded_channels;
-                    bound += std::abs(static_cast<double>(q[h][s.channels[ch]])) *
-                             (std::abs(static_cast<double>(verkv::to_float(zeros[ch]))) +
-                              ((1u << Bits) - 1) * static_cast<double>(verkv::to_float(zeros[s.padded_channels + ch])));
+                    const double own = std::abs(static_cast<double>(q[h][s.channels[ch]]));
+                    const auto step = static_cast<double>(verkv::to_float(zeros[s.padded_channels + ch]));
+                    bound += own * (std::abs(static_cast<double>(verkv::to_float(zeros[ch]))) + levels * step);
+                    largest_factor = (std::max)(largest_factor, own * step);
                 }
                 bound *= 2 * static_cast<double>(s.channel_count + 3) * 0x1p-23 * static_cast<double>(scale);
+                if (verkv::detail::by_bytes(Bits)) {
+                    bound += 0x1p-13 * largest_factor * static_cast<double>(scale) * levels *
+                             static_cast<double>(s.channel_count);
+                }
                 for (std::size_t i = first[kv][g]; i < first[kv][g + 1]; ++i) {
                     const float found = logits[(kv * c.heads + h) * stride + i];
                     const float right = expected[h * c.tokens + i];

@@ -10,9 +10,10 @@
 #include <limits>
 
 #include "verkv/core/views.hpp"
+#include "verkv/cpu/code_products.hpp"
 #include "verkv/cpu/executor.hpp"
 #include "verkv/cpu/lanes.hpp"
-#include "verkv/cpu/rope_pair_estimate.hpp"
+#include "verkv/cpu/rope_pair_codes.hpp"
 
 namespace verkv::inline v0 {
 

@@ -14,6 +14,7 @@
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/rope_pair_estimate.hpp"
+#include "verkv/cpu/rope_pair_quantise.hpp"
 #include "verkv/sketch/detail/checks.hpp"
 
 namespace verkv::inline v0 {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "verkv/cpu/rope_pair_estimate.hpp"
+#include "verkv/cpu/rope_pair_codes.hpp"
 #include "verkv/sketch/detail/checks.hpp"
 
 namespace verkv::inline v0::detail {

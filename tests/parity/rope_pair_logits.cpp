@@ -215,6 +215,22 @@ void check_rows(Device& gpu, std::size_t count, std::size_t heads, std::size_t k
         token.insert(token.end(), all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count));
         token.push_back(0);
     }
+    // Every third row lies in pinned memory, and nowhere else.
+    std::vector<T> in_device = rows, in_pinned(rows.size(), verkv::from_float<T>(nowhere));
+    std::vector<verkv::row_id> listed_ids = ids;
+    std::vector<bool> moved(pool);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        const std::size_t row = ids[i];
+        if (row % 3 == 0) {
+            const auto at = static_cast<std::ptrdiff_t>(row * row_stride);
+            const auto width = static_cast<std::ptrdiff_t>(row_stride);
+            if (!moved[row]) {
+                std::swap_ranges(in_device.begin() + at, in_device.begin() + at + width, in_pinned.begin() + at);
+                moved[row] = true;
+            }
+            listed_ids[i] |= verkv::gpu::pinned_row;
+        }
+    }
     const std::vector<std::uint32_t> counts = {static_cast<std::uint32_t>(count),
                                                static_cast<std::uint32_t>(count / 2)};
     const std::vector<float> no_list(kv_heads * heads * (count + 1), nowhere);
@@ -224,15 +240,17 @@ void check_rows(Device& gpu, std::size_t count, std::size_t heads, std::size_t k
     const auto device_logits = gpu.in_out("logits", std::span<const float>(no_logits));
     const auto device_top = gpu.in_out("top", std::span<const std::uint32_t>(no_top));
     verkv::gpu::row_logits_kernel<T, Heads> k;
-    k.rows = gpu.input("rows", std::span<const T>(rows)).data();
-    k.ids = gpu.input("ids", std::span<const verkv::row_id>(ids)).data();
+    k.rows = gpu.input("rows", std::span<const T>(in_device)).data();
+    k.list =
+        verkv::gpu::row_list::of_ids(gpu.input("count", std::span<const std::uint32_t>(counts)).data(),
+                                     gpu.input("ids", std::span<const verkv::row_id>(listed_ids)).data(), count + 1);
     k.tokens = gpu.input("tokens", std::span<const verkv::token_index>(token)).data();
-    k.count = gpu.input("count", std::span<const std::uint32_t>(counts)).data();
     k.queries = gpu.input("queries", std::span<const float>(queries)).data();
     k.odds = with_odds ? gpu.input("odds", std::span<const float>(odds)).data() : nullptr;
     k.listed = device_listed.data();
     k.logits = device_logits.data();
     k.top = device_top.data();
+    k.pinned_rows = gpu.input("pinned rows", std::span<const T>(in_pinned)).data();
     k.row_stride = row_stride;
     k.list_stride = count + 1;
     k.stride = tokens;

@@ -406,6 +406,33 @@ TEST_CASE("the last round of a check uses everything", "[parity]") {
     });
 }
 
+TEST_CASE("the last round leaves no token out", "[parity]") {
+    // On the trace most tokens weigh so little that no level lists them.
+    support::on_devices(1, [](auto& gpu) {
+        traced s(1);
+        const std::size_t prompt = s.tokens;
+        const std::size_t step = s.t.decode_steps() - 1;
+        s.append_up_to(step);
+        mirror<std::remove_reference_t<decltype(gpu)>> device(gpu, s.cache, s.id, 100, {0.05, 0.1}, 1);
+        device.upload(s.cache, s.id, seed, 0, prompt);
+        const support::device_outcome found = device.run(s.queries(step));
+        std::size_t everything = 0;
+        for (std::size_t kv = 0; kv < s.t.shape.kv_heads; ++kv) {
+            std::size_t resident = 0;
+            for (std::size_t i = 0; i < s.tokens; ++i) {
+                resident += s.cache.resident(s.id, kv, static_cast<verkv::token_index>(i));
+            }
+            if (found.rounds[kv] > 0) {
+                ++everything;
+                CHECK(found.fetched[kv] + resident == s.tokens);
+            } else {
+                CHECK(2 * found.fetched[kv] < s.tokens);
+            }
+        }
+        CHECK(everything > 0);
+    });
+}
+
 TEST_CASE("a key that is not a number makes its KV head NaN, and no other", "[parity]") {
     support::on_devices(2, [](auto& gpu) {
         normal s(400, 2, 0.25, 3, [](support::text<half>& t) {

@@ -1,5 +1,5 @@
-// A whole verified decode step of one KV head, against dense attention over the same float16 rows and a plain read of
-// them, in turns within each iteration.
+// A whole verified decode step of a layer, against dense attention over the same float16 rows and a plain read of them,
+// in turns within each iteration. Times and rows are means of its KV heads.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace {
 
 using verkv::half;
 
-/// Arguments: tokens, channels of a key and of a value, query heads of the group, epsilon in thousandths.
+/// Arguments: tokens, channels of a key and of a value, query heads of the group, epsilon in thousandths, KV heads.
 template <class Planner>
 struct problem {
     problem(const benchmark::State& state, const verkv::step_policies& policies) {
@@ -25,8 +25,9 @@ struct problem {
         const auto width = static_cast<std::size_t>(state.range(1));
         const auto group = static_cast<std::size_t>(state.range(2));
         promise.epsilon = static_cast<double>(state.range(3)) / 1000;
+        const auto kv_heads = static_cast<std::size_t>(state.range(4));
         auto options = example::peaked_attention();
-        options.shape = {group, 1, width, width, 0};
+        options.shape = {group * kv_heads, kv_heads, width, width, 0};
         options.prefill_tokens = n;
         options.decode_tokens = 32;
         options.query_stride = n / 256;
@@ -35,9 +36,9 @@ struct problem {
         trace = example::synthetic_trace<half>(options);
         cache = std::make_unique<layer>(verkv::cache_config{.shape = trace.shape,
                                                             .max_tokens = trace.tokens,
-                                                            .host_rows = trace.tokens,
-                                                            .resident_rows = trace.tokens,
-                                                            .staging_rows = trace.tokens / 4},
+                                                            .host_rows = trace.tokens * kv_heads,
+                                                            .resident_rows = trace.tokens * kv_heads,
+                                                            .staging_rows = trace.tokens / 4 * kv_heads},
                                         verkv::rope_pair_sketch({.key_dim = width}), verkv::cpu{}, Planner{},
                                         verkv::exact_for_shortlist{}, verkv::denominator{}, policies);
         request = cache->open(1);
@@ -52,11 +53,29 @@ struct problem {
         cache->compress(request, verkv::largest_attention{.stride = n / 256}, {}, prompt.view().queries,
                         prompt.query_positions);
         // Dense attention reads rows laid out as the cache lays out resident ones: keys, then values.
-        rows.resize(n * 2 * width);
-        for (std::size_t i = 0; i < n; ++i) {
-            std::copy_n(keys.row(i, 0), width, rows.begin() + static_cast<std::ptrdiff_t>(i * width));
-            std::copy_n(values.row(i, 0), width, rows.begin() + static_cast<std::ptrdiff_t>((n + i) * width));
+        rows.resize(kv_heads * n * 2 * width);
+        for (std::size_t kv = 0; kv < kv_heads; ++kv) {
+            const auto to = rows.begin() + static_cast<std::ptrdiff_t>(kv * n * 2 * width);
+            for (std::size_t i = 0; i < n; ++i) {
+                std::copy_n(keys.row(i, kv), width, to + static_cast<std::ptrdiff_t>(i * width));
+                std::copy_n(values.row(i, kv), width, to + static_cast<std::ptrdiff_t>((n + i) * width));
+            }
         }
+    }
+
+    void attend_densely(std::size_t kv, std::span<const float> queries, verkv::attend_workspace& workspace,
+                        std::span<float> output, std::span<float> lse) const {
+        const std::size_t n = trace.prefill_tokens;
+        const std::size_t width = trace.shape.key_dim;  // value_dim, too
+        const std::size_t group = trace.shape.query_heads / trace.shape.kv_heads;
+        const auto stride = static_cast<std::ptrdiff_t>(width);
+        const half* const keys = rows.data() + kv * n * 2 * width;
+        verkv::dense_attention(verkv::cpu{},
+                               verkv::contiguous_rows(queries.subspan(kv * group * width, group * width), width),
+                               trace.shape.logit_scale(), verkv::rows<half>{keys, stride, n, width, nullptr},
+                               verkv::rows<half>{keys + n * width, stride, n, width, nullptr}, workspace,
+                               verkv::matrix_of(output.subspan(kv * group * width, group * width), group, width),
+                               lse.subspan(kv * group, group));
     }
 
     using layer = verkv::layer_cache<half, verkv::rope_pair_sketch, Planner>;
@@ -73,6 +92,10 @@ double seconds_of(auto&& f) {
     f();
     return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
 }
+
+struct head_times {
+    double sketch = 0, decide = 0, fetch = 0, attend = 0;
+};
 
 double median(std::vector<double>& x) {
     const auto middle = x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2);
@@ -101,13 +124,20 @@ void step(benchmark::State& state, const verkv::step_policies& policies) {
         p.cache->release_staging(p.request);  // every fetched row is copied: the worst case
         const double seconds = seconds_of([&] {
             const auto& report = p.cache->decode(item, p.promise);
-            const auto& head = report.kv_head(0, 0);
-            sketch.push_back(head.sketch_seconds);
-            decide.push_back(head.decide_seconds);
-            fetch.push_back(head.fetch_seconds);
-            attend.push_back(head.attend_seconds);
-            fetched += static_cast<double>(head.rows_fetched);
-            rounds += static_cast<double>(head.rounds);
+            head_times all;
+            for (std::size_t kv = 0; kv < shape.kv_heads; ++kv) {
+                const auto& head = report.kv_head(0, kv);
+                all.sketch += head.sketch_seconds;
+                all.decide += head.decide_seconds;
+                all.fetch += head.fetch_seconds;
+                all.attend += head.attend_seconds;
+                fetched += static_cast<double>(head.rows_fetched);
+                rounds += static_cast<double>(head.rounds);
+            }
+            sketch.push_back(all.sketch);
+            decide.push_back(all.decide);
+            fetch.push_back(all.fetch);
+            attend.push_back(all.attend);
         });
         whole.push_back(seconds);
         state.SetIterationTime(seconds);
@@ -116,40 +146,42 @@ void step(benchmark::State& state, const verkv::step_policies& policies) {
                 queries[h * shape.key_dim + c] = verkv::to_float(q[h][c]);
             }
         }
-        const auto stride = static_cast<std::ptrdiff_t>(shape.key_dim);  // value_dim, too
         dense.push_back(seconds_of([&] {
-            verkv::dense_attention(
-                verkv::cpu{}, verkv::contiguous_rows(std::span<const float>(queries), shape.key_dim),
-                shape.logit_scale(), verkv::rows<half>{p.rows.data(), stride, n, shape.key_dim, nullptr},
-                verkv::rows<half>{p.rows.data() + n * shape.key_dim, stride, n, shape.value_dim, nullptr}, workspace,
-                {dense_output.data(), shape.query_heads, shape.value_dim, static_cast<std::ptrdiff_t>(shape.value_dim)},
-                lse);
+            for (std::size_t kv = 0; kv < shape.kv_heads; ++kv) {
+                p.attend_densely(kv, queries, workspace, dense_output, lse);
+            }
         }));
         read.push_back(seconds_of([&] { benchmark::DoNotOptimize(plain_read(p.rows)); }));
     }
-    const double dense_ms = 1e3 * median(dense);
-    state.counters["rows_%"] = 100 * fetched / static_cast<double>(n) / static_cast<double>(whole.size());
-    state.counters["rounds"] = rounds / static_cast<double>(whole.size());
-    state.counters["sketch_ms"] = 1e3 * median(sketch);
-    state.counters["decide_ms"] = 1e3 * median(decide);
-    state.counters["fetch_ms"] = 1e3 * median(fetch);
-    state.counters["attend_ms"] = 1e3 * median(attend);
-    state.counters["step_ms"] = 1e3 * median(whole);
+    const double steps = static_cast<double>(whole.size()) * static_cast<double>(shape.kv_heads);
+    const auto ms_of = [&](std::vector<double>& x) { return 1e3 * median(x) / static_cast<double>(shape.kv_heads); };
+    const double dense_ms = ms_of(dense);
+    const double step_ms = ms_of(whole);
+    state.counters["rows_%"] = 100 * fetched / static_cast<double>(n) / steps;
+    state.counters["rounds"] = rounds / steps;
+    state.counters["sketch_ms"] = ms_of(sketch);
+    state.counters["decide_ms"] = ms_of(decide);
+    state.counters["fetch_ms"] = ms_of(fetch);
+    state.counters["attend_ms"] = ms_of(attend);
+    state.counters["step_ms"] = step_ms;
     state.counters["dense_ms"] = dense_ms;
-    state.counters["step/dense"] = 1e3 * median(whole) / dense_ms;
-    state.counters["dense/read"] = dense_ms / (1e3 * median(read));
+    state.counters["step/dense"] = step_ms / dense_ms;
+    state.counters["dense/read"] = dense_ms / ms_of(read);
 }
 
 void axes(benchmark::internal::Benchmark* b) {
-    b->ArgNames({"n", "d", "G", "eps"})->UseManualTime()->Unit(benchmark::kMillisecond);
+    b->ArgNames({"n", "d", "G", "eps", "KV"})->UseManualTime()->Unit(benchmark::kMillisecond);
     for (const std::int64_t n : {4096, 32768, 131072}) {
         for (const std::int64_t d : {64, 128}) {
             for (const std::int64_t group : {1, 4}) {
-                b->Args({n, d, group, 50});
+                b->Args({n, d, group, 50, 1});
             }
         }
     }
-    b->Args({32768, 128, 4, 100});
+    b->Args({32768, 128, 4, 100, 1});
+    // As many KV heads as a model has: rows come from memory, not from the last-level cache.
+    b->Args({32768, 128, 4, 50, 8});
+    b->Args({32768, 128, 4, 100, 8});
 }
 
 constexpr verkv::step_policies unchecked{.check = {.rounds = 0}};

@@ -43,7 +43,8 @@ part "build" cmake --build build/release -- -k 0
 
 # With sanitizers, and for this machine's instruction set: build/release has the plain one. Of undefined behaviour, all
 # but the checks of every single pointer: those make compiling three times as long, and AddressSanitizer sees most of it.
-checks=address,shift,integer-divide-by-zero,signed-integer-overflow,bounds,bool,enum,return,unreachable
+checks=address,shift,integer-divide-by-zero,signed-integer-overflow,pointer-overflow,bounds,bool,enum,return
+checks+=,unreachable,builtin,nonnull-attribute,returns-nonnull-attribute
 cmake --preset debug -B build/sanitize "${launcher[@]}" -D VERKV_NATIVE=ON -D VERKV_BUILD_EXAMPLES=OFF \
     -D VERKV_SANITIZE="$checks" -D CMAKE_CXX_FLAGS_DEBUG="-O1 -g1 -D_GLIBCXX_ASSERTIONS"
 part "build with sanitizers" cmake --build build/sanitize --target verkv_sanitized -- -k 0

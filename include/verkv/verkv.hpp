@@ -100,6 +100,7 @@
 
 #include "verkv/cpu/anchor_estimate.hpp"
 #include "verkv/cpu/blank_marked.hpp"
+#include "verkv/cpu/code_products.hpp"
 #include "verkv/cpu/executor.hpp"
 #include "verkv/cpu/hash_attention_estimate.hpp"
 #include "verkv/cpu/hash_buckets.hpp"
@@ -110,7 +111,10 @@
 #include "verkv/cpu/product_quantised_estimate.hpp"
 #include "verkv/cpu/quest_page_estimate.hpp"
 #include "verkv/cpu/raised_tokens.hpp"
+#include "verkv/cpu/rope_pair_byte_dots.hpp"
+#include "verkv/cpu/rope_pair_codes.hpp"
 #include "verkv/cpu/rope_pair_estimate.hpp"
+#include "verkv/cpu/rope_pair_quantise.hpp"
 #include "verkv/cpu/rotated_estimate.hpp"
 #include "verkv/cpu/score_rows.hpp"
 #include "verkv/cpu/socket_estimate.hpp"

@@ -124,16 +124,23 @@ void check_case(Device& gpu, const rope_case& c) {
         sketches[kv].estimate(verkv::cpu{}, q, scale, verkv::matrix_of(std::span<float>(expected), c.heads, c.tokens));
         for (std::size_t h = 0; h < c.heads; ++h) {
             float largest = -std::numeric_limits<float>::infinity();
+            constexpr double levels = (1u << Bits) - 1;
             for (std::size_t g = 0; g < s.groups; ++g) {
                 // Both sides have the error that is stated.
                 double bound = 0;
+                double largest_factor = 0;
                 for (std::size_t ch = 0; ch < s.channel_count; ++ch) {
                     const half* zeros = s.parameters + g * 2 * s.padded_channels;
-                    bound += std::abs(static_cast<double>(q[h][s.channels[ch]])) *
-                             (std::abs(static_cast<double>(verkv::to_float(zeros[ch]))) +
-                              ((1u << Bits) - 1) * static_cast<double>(verkv::to_float(zeros[s.padded_channels + ch])));
+                    const double own = std::abs(static_cast<double>(q[h][s.channels[ch]]));
+                    const auto step = static_cast<double>(verkv::to_float(zeros[s.padded_channels + ch]));
+                    bound += own * (std::abs(static_cast<double>(verkv::to_float(zeros[ch]))) + levels * step);
+                    largest_factor = (std::max)(largest_factor, own * step);
                 }
                 bound *= 2 * static_cast<double>(s.channel_count + 3) * 0x1p-23 * static_cast<double>(scale);
+                if (verkv::detail::by_bytes(Bits)) {
+                    bound += 0x1p-13 * largest_factor * static_cast<double>(scale) * levels *
+                             static_cast<double>(s.channel_count);
+                }
                 for (std::size_t i = first[kv][g]; i < first[kv][g + 1]; ++i) {
                     const float found = logits[(kv * c.heads + h) * stride + i];
                     const float right = expected[h * c.tokens + i];
@@ -208,6 +215,22 @@ void check_rows(Device& gpu, std::size_t count, std::size_t heads, std::size_t k
         token.insert(token.end(), all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count));
         token.push_back(0);
     }
+    // Every third row lies in pinned memory, and nowhere else.
+    std::vector<T> in_device = rows, in_pinned(rows.size(), verkv::from_float<T>(nowhere));
+    std::vector<verkv::row_id> listed_ids = ids;
+    std::vector<bool> moved(pool);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        const std::size_t row = ids[i];
+        if (row % 3 == 0) {
+            const auto at = static_cast<std::ptrdiff_t>(row * row_stride);
+            const auto width = static_cast<std::ptrdiff_t>(row_stride);
+            if (!moved[row]) {
+                std::swap_ranges(in_device.begin() + at, in_device.begin() + at + width, in_pinned.begin() + at);
+                moved[row] = true;
+            }
+            listed_ids[i] |= verkv::gpu::pinned_row;
+        }
+    }
     const std::vector<std::uint32_t> counts = {static_cast<std::uint32_t>(count),
                                                static_cast<std::uint32_t>(count / 2)};
     const std::vector<float> no_list(kv_heads * heads * (count + 1), nowhere);
@@ -217,15 +240,17 @@ void check_rows(Device& gpu, std::size_t count, std::size_t heads, std::size_t k
     const auto device_logits = gpu.in_out("logits", std::span<const float>(no_logits));
     const auto device_top = gpu.in_out("top", std::span<const std::uint32_t>(no_top));
     verkv::gpu::row_logits_kernel<T, Heads> k;
-    k.rows = gpu.input("rows", std::span<const T>(rows)).data();
-    k.ids = gpu.input("ids", std::span<const verkv::row_id>(ids)).data();
+    k.rows = gpu.input("rows", std::span<const T>(in_device)).data();
+    k.list =
+        verkv::gpu::row_list::of_ids(gpu.input("count", std::span<const std::uint32_t>(counts)).data(),
+                                     gpu.input("ids", std::span<const verkv::row_id>(listed_ids)).data(), count + 1);
     k.tokens = gpu.input("tokens", std::span<const verkv::token_index>(token)).data();
-    k.count = gpu.input("count", std::span<const std::uint32_t>(counts)).data();
     k.queries = gpu.input("queries", std::span<const float>(queries)).data();
     k.odds = with_odds ? gpu.input("odds", std::span<const float>(odds)).data() : nullptr;
     k.listed = device_listed.data();
     k.logits = device_logits.data();
     k.top = device_top.data();
+    k.pinned_rows = gpu.input("pinned rows", std::span<const T>(in_pinned)).data();
     k.row_stride = row_stride;
     k.list_stride = count + 1;
     k.stride = tokens;

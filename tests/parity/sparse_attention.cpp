@@ -106,10 +106,22 @@ struct scene {
         const auto upload = [&](const char* name, auto& v) {
             return gpu.input(name, std::span<const typename std::remove_reference_t<decltype(v)>::value_type>(v));
         };
-        const auto pool_memory = upload("rows", rows);
+        // Every third row of a list of ids lies in pinned memory, and nowhere else.
+        std::vector<T> in_device = rows, in_pinned(rows.size(), verkv::from_float<T>(not_a_number));
+        std::vector<std::uint32_t> listed = table;
+        for (unsigned t = 0; t < s.tasks && s.how == lists::ids; ++t) {
+            for (unsigned i = 0; i < s.counts[t]; i += 3) {
+                const auto at = static_cast<std::ptrdiff_t>(std::size_t{row_of[t][i]} * stride);
+                const auto width = static_cast<std::ptrdiff_t>(stride);
+                std::swap_ranges(in_device.begin() + at, in_device.begin() + at + width, in_pinned.begin() + at);
+                listed[t * page_stride + i] |= verkv::gpu::pinned_row;
+            }
+        }
+        const auto pool_memory = upload("rows", in_device);
+        const auto pinned_memory = upload("pinned rows", in_pinned);
         const auto query = upload("queries", queries);
         const auto counts = upload("counts", s.counts);
-        const auto ids = upload("table", table);
+        const auto ids = upload("table", listed);
         const auto log_weight = upload("log-weights", weights);
         const std::size_t results = std::size_t{s.tasks} * s.group;
         const unsigned all_parts = s.parts + 1;  // the last one is empty: as of a list of nothing
@@ -142,7 +154,9 @@ struct scene {
             s.parts,
             0,
             all_parts,
-            s.threads};
+            s.threads,
+            pinned_memory.data(),
+            pinned_memory.data() + s.key_dim};
         gpu.launch(k);
         std::vector<std::uint32_t> none(s.tasks);
         const auto no_rows = upload("no rows", none);

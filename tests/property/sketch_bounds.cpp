@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "support/bounded_estimates.hpp"
 #include "support/catch.hpp"
+#include "support/float_rows.hpp"
 #include "support/reference.hpp"
 #include "verkv/core/concepts.hpp"
 #include "verkv/cpu/executor.hpp"
@@ -16,8 +18,17 @@
 
 namespace {
 
+using support::all_hostilities;
+using support::broken_bounds;
+using support::count_broken;
 using support::dice;
+using support::estimates_of;
+using support::exact_logit;
+using support::hostile_keys;
+using support::hostile_queries;
+using support::hostility;
 using support::real;
+using support::rows_of;
 using verkv::bfloat16;
 using verkv::cpu;
 using verkv::half;
@@ -28,134 +39,8 @@ using verkv::rotated_sketch;
 using verkv::rows;
 
 template <class T>
-rows<T> rows_of(const std::vector<T>& data, std::size_t width) {
-    return verkv::contiguous_rows(std::span<const T>(data), width);
-}
-
-struct estimates {
-    std::vector<float> logits, bounds;
-};
-
-template <class Sketch>
-estimates estimate(const Sketch& s, const std::vector<float>& queries, float scale) {
-    const std::size_t width = s.options().key_dim;
-    const std::size_t heads = queries.size() / width;
-    const auto stride = static_cast<std::ptrdiff_t>(s.size());
-    estimates e{std::vector<float>(heads * s.size()), std::vector<float>(heads * s.size())};
-    s.estimate(cpu{}, rows_of(queries, width), scale, {e.logits.data(), heads, s.size(), stride},
-               {e.bounds.data(), heads, s.size(), stride});
-    return e;
-}
-
-enum class kind { normal, offset, outlier, tiny, huge, constant, mixed, extreme };
-constexpr kind kinds[] = {kind::normal, kind::offset,   kind::outlier, kind::tiny,
-                          kind::huge,   kind::constant, kind::mixed,   kind::extreme};
-
-/// Keys as sketches do not like them.
-template <class T>
-std::vector<T> hostile_keys(dice& d, kind k, std::size_t n, std::size_t width) {
-    std::vector<double> channel(width);
-    for (double& x : channel) {
-        x = d.normal();
-    }
-    const double offset = d.log_between(10, 1e4);
-    std::vector<T> keys;
-    for (std::size_t i = 0; i < n * width; ++i) {
-        double x = d.normal();
-        switch (k) {
-            case kind::normal:
-                break;
-            case kind::offset:
-                x = offset * channel[i % width] + d.log_between(1e-6, 1) * x;
-                break;
-            case kind::outlier:
-                x *= d.chance(0.02) ? 3e4 : 1;
-                break;
-            case kind::tiny:
-                x *= d.chance(0.5) ? 1e-8 : 1e-30;
-                break;
-            case kind::huge:
-                x *= d.log_between(1e3, 1e12);
-                break;
-            case kind::constant:
-                x = channel[i % width];
-                break;
-            case kind::mixed:
-                x *= d.log_between(1e-12, 1e4);
-                break;
-            case kind::extreme:
-                x = x > 0 ? channel[i % width] : -channel[i % width];
-                break;
-        }
-        const float limit = std::is_same_v<T, half> ? 65504.0f : 1e30f;
-        keys.push_back(verkv::from_float<T>(std::clamp(static_cast<float>(x), -limit, limit)));
-    }
-    return keys;
-}
-
-/// Queries, some of them along or against a key, some of few channels or of tiny ones.
-template <class T>
-std::vector<float> hostile_queries(dice& d, const std::vector<T>& keys, std::size_t heads, std::size_t width) {
-    std::vector<float> queries;
-    for (std::size_t h = 0; h < heads; ++h) {
-        const std::size_t token = d.below(keys.size() / width);
-        const std::size_t style = d.below(6);
-        for (std::size_t c = 0; c < width; ++c) {
-            const float key = verkv::to_float(keys[token * width + c]);
-            const auto x = static_cast<float>(d.normal());
-            const float values[] = {x,
-                                    key > 0 ? 1.0f : -1.0f,
-                                    std::clamp(key, -1e4f, 1e4f),
-                                    d.chance(0.1) ? x : 0.0f,
-                                    x * 1e-25f,
-                                    x * static_cast<float>(d.log_between(1e-6, 1e6))};
-            queries.push_back(values[style]);
-        }
-    }
-    return queries;
-}
-
-/// scale <q, k>; `sums` becomes the sum of its terms' sizes.
-template <class T>
-real exact_logit(const T* key, const float* query, std::size_t width, float scale, real& sums) {
-    real logit = 0;
-    sums = 0;
-    for (std::size_t c = 0; c < width; ++c) {
-        const real term = static_cast<real>(verkv::to_float(key[c])) * static_cast<real>(query[c]);
-        logit += term;
-        sums += std::abs(term);
-    }
-    sums *= std::abs(static_cast<real>(scale));
-    return logit * static_cast<real>(scale);
-}
-
-struct breaks {
-    std::size_t broken = 0;
-    std::size_t cases = 0;
-    real nearest = 0;  ///< largest error / bound
-};
-
-template <class Sketch, class T>
-void count_breaks(const Sketch& s, const std::vector<T>& keys, const std::vector<float>& queries, float scale,
-                  breaks& out) {
-    const std::size_t width = s.options().key_dim;
-    const auto e = estimate(s, queries, scale);
-    for (std::size_t h = 0; h < queries.size() / width; ++h) {
-        for (std::size_t i = 0; i < s.size(); ++i) {
-            real sums = 0;
-            const real logit = exact_logit(keys.data() + i * width, queries.data() + h * width, width, scale, sums);
-            const real error = std::abs(logit - static_cast<real>(e.logits[h * s.size() + i]));
-            const real bound = static_cast<real>(e.bounds[h * s.size() + i]);
-            out.broken += !(error <= bound + 1e-17L * sums);
-            out.nearest = std::max(out.nearest, bound > 0 ? error / bound : real{0});
-            ++out.cases;
-        }
-    }
-}
-
-template <class T>
-void check_pages(dice& d, breaks& out) {
-    for (const kind k : kinds) {
+void check_pages(dice& d, broken_bounds& out) {
+    for (const hostility k : all_hostilities) {
         for (const std::size_t width : {1u, 2u, 7u, 64u, 65u, 80u, 128u, 256u}) {
             for (const std::size_t heads : {1u, 3u, 4u, 5u, 7u, 12u, 32u}) {
                 const std::size_t n = 1 + d.below(40);
@@ -165,7 +50,7 @@ void check_pages(dice& d, breaks& out) {
                 s.fit(cpu{}, rows_of(keys, width));
                 s.append(cpu{}, rows_of(keys, width));
                 const std::size_t before = out.broken;
-                count_breaks(s, keys, hostile_queries(d, keys, heads, width), scales[d.below(6)], out);
+                count_broken(s, keys, hostile_queries(d, keys, heads, width), scales[d.below(6)], out);
                 if (out.broken != before) {
                     CAPTURE(static_cast<int>(k), width, heads, n, sizeof(T));
                     FAIL_CHECK(out.broken - before << " bounds broken");
@@ -177,7 +62,7 @@ void check_pages(dice& d, breaks& out) {
 
 TEST_CASE("bounds: a page's bound is never broken") {
     dice d(51);
-    breaks all;
+    broken_bounds all;
     for (int round = 0; round < 5; ++round) {
         check_pages<float>(d, all);
         check_pages<half>(d, all);
@@ -191,10 +76,10 @@ TEST_CASE("bounds: a page's bound is never broken") {
 
 TEST_CASE("bounds: a page's bound holds for tokens that are left after others were erased") {
     dice d(52);
-    breaks all;
+    broken_bounds all;
     for (int round = 0; round < 300; ++round) {
         const std::size_t width = 1 + d.below(40);
-        auto keys = hostile_keys<float>(d, kinds[d.below(8)], 40, width);
+        auto keys = hostile_keys<float>(d, all_hostilities[d.below(std::size(all_hostilities))], 40, width);
         quest_page_sketch s(quest_page_options{width, 1 + d.below(17)});
         s.fit(cpu{}, rows_of(keys, width));
         s.append(cpu{}, rows_of(keys, width).slice(0, 30));
@@ -203,7 +88,7 @@ TEST_CASE("bounds: a page's bound holds for tokens that are left after others we
         s.append(cpu{}, rows_of(keys, width).slice(30, 10));
         keys.erase(keys.begin() + static_cast<std::ptrdiff_t>(first * width),
                    keys.begin() + static_cast<std::ptrdiff_t>(last * width));
-        count_breaks(s, keys, hostile_queries(d, keys, 3, width), 0.3f, all);
+        count_broken(s, keys, hostile_queries(d, keys, 3, width), 0.3f, all);
     }
     CHECK(all.broken == 0);
 }
@@ -242,8 +127,8 @@ std::vector<float> worst_query(const rotated_sketch& s, const std::vector<T>& ke
 }
 
 template <class T>
-void check_certain_rotated(dice& d, breaks& out) {
-    for (const kind k : kinds) {
+void check_certain_rotated(dice& d, broken_bounds& out) {
+    for (const hostility k : all_hostilities) {
         for (const std::size_t width : {2u, 3u, 7u, 64u, 65u, 128u, 256u}) {
             for (const unsigned bits : {1u, 2u, 3u, 4u}) {
                 const std::size_t n = 1 + d.below(20);
@@ -258,7 +143,7 @@ void check_certain_rotated(dice& d, breaks& out) {
                     queries.insert(queries.end(), worst.begin(), worst.end());
                 }
                 const std::size_t before = out.broken;
-                count_breaks(s, keys, queries, scales[d.below(6)], out);
+                count_broken(s, keys, queries, scales[d.below(6)], out);
                 if (out.broken != before) {
                     CAPTURE(static_cast<int>(k), width, bits, n, sizeof(T));
                     FAIL_CHECK(out.broken - before << " bounds broken");
@@ -270,7 +155,7 @@ void check_certain_rotated(dice& d, breaks& out) {
 
 TEST_CASE("bounds: with failure 0 a rotated sketch's bound is never broken, and queries reach it") {
     dice d(53);
-    breaks all;
+    broken_bounds all;
     for (int round = 0; round < 3; ++round) {
         check_certain_rotated<float>(d, all);
         check_certain_rotated<half>(d, all);
@@ -322,7 +207,7 @@ struct one_token {
         rotated_sketch s(o);
         s.fit(cpu{}, rows_of(others, width));
         s.append(cpu{}, rows_of(key, width));
-        const auto e = estimate(s, query, scale);
+        const auto e = estimates_of(s, query, scale);
         return {static_cast<double>(e.logits[0]) - logit, static_cast<double>(e.bounds[0])};
     }
 
@@ -402,7 +287,7 @@ TEST_CASE("bounds: at 128 channels a tenth of the one-token bounds at 10 % are b
             rotated_sketch s = prototype;
             s.fit(cpu{}, rows_of(tokens[i].others, 128));
             s.append(cpu{}, rows_of(tokens[i].key, 128));
-            const auto e = estimate(s, tokens[i].query, tokens[i].scale);
+            const auto e = estimates_of(s, tokens[i].query, tokens[i].scale);
             broken[i] +=
                 std::abs(static_cast<double>(e.logits[0]) - tokens[i].logit) > static_cast<double>(e.bounds[0]);
         }
@@ -433,8 +318,8 @@ TEST_CASE("bounds: any of a query's bounds is broken with the stated probability
                 rotated_sketch s(rotated_options{width, bits, 0.2, 90000 + static_cast<std::uint64_t>(seed)});
                 s.fit(cpu{}, rows_of(keys, width));
                 s.append(cpu{}, rows_of(keys, width));
-                breaks one;
-                count_breaks(s, keys, query, 0.1f, one);
+                broken_bounds one;
+                count_broken(s, keys, query, 0.1f, one);
                 broken += one.broken > 0;
             }
             CAPTURE(width, bits, broken);

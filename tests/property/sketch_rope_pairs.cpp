@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/float_rows.hpp"
 
 namespace {
 
+using support::same_bits;
 using verkv::bfloat16;
 using verkv::cpu;
 using verkv::half;
@@ -106,10 +108,6 @@ std::vector<float> estimate(const rope_pair_sketch& s, const std::vector<float>&
     return logits;
 }
 
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
-}
-
 /// The kept channels as a full sort by energy finds them.
 template <class T>
 std::vector<std::uint32_t> best_channels(const rows<T>& keys, const rope_pair_options& o) {
@@ -193,14 +191,19 @@ void check(const rope_pair_options& o, std::size_t n, std::size_t heads, unsigne
         for (std::size_t i = 0; i < n; ++i) {
             double sum = 0;
             double tolerance = 0;
+            double largest_factor = 0;  // |q_c| step_c, or somewhat more
             for (std::size_t c = 0; c < channels.size(); ++c) {
                 const double q = static_cast<double>(scale) * static_cast<double>(queries[h * o.key_dim + channels[c]]);
                 const double got = static_cast<double>(elements[c * n + i]);
                 sum += q * got;
                 tolerance += std::abs(q) * expected[c][i].magnitude;
+                largest_factor = (std::max)(largest_factor, std::abs(q) * 2.01 * expected[c][i].bound);
             }
             // As documented, and the rounding of the elements read back above.
             tolerance *= static_cast<double>(channels.size() + 5) * 0x1p-23;
+            if (verkv::detail::by_bytes(o.bits)) {
+                tolerance += 0x1p-13 * largest_factor * ((1u << o.bits) - 1) * static_cast<double>(channels.size());
+            }
             REQUIRE(std::abs(static_cast<double>(logits[h * n + i]) - sum) <= tolerance);
         }
     }

@@ -5,12 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstring>
-#include <span>
 #include <type_traits>
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/float_rows.hpp"
 #include "support/reference.hpp"
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
@@ -18,27 +17,11 @@
 
 namespace support {
 
-template <class T>
-verkv::rows<T> rows_of(const std::vector<T>& data, std::size_t width) {
-    return verkv::contiguous_rows(std::span<const T>(data), width);
-}
-
-inline std::vector<float> normal_floats(dice& d, std::size_t n, double deviation = 1) {
-    std::vector<float> x(n);
-    for (float& value : x) {
-        value = static_cast<float>(deviation * d.normal());
-    }
-    return x;
-}
-
 struct estimates {
     std::vector<float> logits, bounds;
 
     friend bool operator==(const estimates& a, const estimates& b) {
-        const auto same = [](const std::vector<float>& x, const std::vector<float>& y) {
-            return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * 4) == 0);
-        };
-        return same(a.logits, b.logits) && same(a.bounds, b.bounds);
+        return same_bits(a.logits, b.logits) && same_bits(a.bounds, b.bounds);
     }
 };
 
@@ -55,7 +38,7 @@ estimates estimates_of(const Sketch& s, const std::vector<float>& queries, float
     };
     s.estimate(exec, rows_of(queries, width), scale, out(logits), out(bounds));
     s.estimate(exec, rows_of(queries, width), scale, out(alone));
-    CHECK((logits.empty() || std::memcmp(logits.data(), alone.data(), logits.size() * sizeof(float)) == 0));
+    CHECK(same_bits(logits, alone));
     estimates e;
     for (std::size_t at = 0; at < heads * stride; ++at) {
         if (at % stride < s.size()) {
@@ -141,6 +124,20 @@ std::vector<float> hostile_queries(dice& d, const std::vector<T>& keys, std::siz
     return queries;
 }
 
+/// scale <q, k>; `sums` becomes the sum of its terms' sizes.
+template <class T>
+real exact_logit(const T* key, const float* query, std::size_t width, float scale, real& sums) {
+    real logit = 0;
+    sums = 0;
+    for (std::size_t c = 0; c < width; ++c) {
+        const real term = static_cast<real>(verkv::to_float(key[c])) * static_cast<real>(query[c]);
+        logit += term;
+        sums += std::abs(term);
+    }
+    sums *= std::abs(static_cast<real>(scale));
+    return logit * static_cast<real>(scale);
+}
+
 struct broken_bounds {
     std::size_t broken = 0;
     std::size_t cases = 0;
@@ -156,15 +153,8 @@ void count_broken(const Sketch& s, const std::vector<T>& keys, const std::vector
     const auto e = estimates_of(s, queries, scale);
     for (std::size_t h = 0; h < queries.size() / width; ++h) {
         for (std::size_t i = 0; i < s.size(); ++i) {
-            real logit = 0, sums = 0;
-            for (std::size_t c = 0; c < width; ++c) {
-                const real term =
-                    static_cast<real>(verkv::to_float(keys[i * width + c])) * static_cast<real>(queries[h * width + c]);
-                logit += term;
-                sums += std::abs(term);
-            }
-            logit *= static_cast<real>(scale);
-            sums *= std::abs(static_cast<real>(scale));
+            real sums = 0;
+            const real logit = exact_logit(keys.data() + i * width, queries.data() + h * width, width, scale, sums);
             const real error = std::abs(logit - static_cast<real>(e.logits[h * s.size() + i]));
             const real bound = static_cast<real>(e.bounds[h * s.size() + i]);
             out.broken += std::isinf(bound) ? 0 : !(error <= bound + 1e-17L * sums);

@@ -5,15 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstring>
 #include <limits>
 #include <numeric>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "support/allocations.hpp"
 #include "support/catch.hpp"
+#include "support/float_rows.hpp"
 #include "support/reference.hpp"
 #include "support/refusal.hpp"
 #include "verkv/core/views.hpp"
@@ -21,32 +20,6 @@
 #include "verkv/cpu/thread_pool.hpp"
 
 namespace support {
-
-template <class T>
-verkv::rows<T> rows_of(const std::vector<T>& data, std::size_t width) {
-    return verkv::contiguous_rows(std::span<const T>(data), width);
-}
-
-inline std::vector<float> normal_floats(dice& d, std::size_t n, double deviation = 1) {
-    std::vector<float> x(n);
-    for (float& value : x) {
-        value = static_cast<float>(deviation * d.normal());
-    }
-    return x;
-}
-
-template <class T>
-std::vector<T> stored(const std::vector<float>& x) {
-    std::vector<T> out;
-    for (const float value : x) {
-        out.push_back(verkv::from_float<T>(value));
-    }
-    return out;
-}
-
-inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
-}
 
 /// The sketch's logits, [query][token]; and that nothing is written beside them.
 template <class Sketch>

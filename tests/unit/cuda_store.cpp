@@ -248,7 +248,8 @@ TEST_CASE("cuda store: refusals have numbers and change nothing") {
     CHECK(bad([](auto& c) { c.kv_heads = 0; }, {"2 requests of 0 KV heads"}));
     CHECK(bad([](auto& c) { c.value_dim = 0; }, {"5 + 0 channels"}));
     CHECK(bad([](auto& c) { c.page_rows = 0; }, {"pages of 0 rows"}));
-    CHECK(bad([](auto& c) { c.max_tokens = std::size_t{1} << 31; }, {"2147483648 tokens"}));
+    CHECK(bad([](auto& c) { c.max_tokens = (std::size_t{1} << 22) + 1; }, {"4194305 tokens", "at most 4194304"}));
+    CHECK(bad([](auto& c) { c.host_rows = (std::size_t{1} << 31) + 1; }, {"2147483649 host rows", "31 bits"}));
     CHECK(bad([](auto& c) { c.resident_pages = std::size_t{1} << 30; }, {"1073741824 pages of 8 rows"}));
     CHECK(bad([](auto& c) { c.staging_rows = std::size_t{1} << 30; }, {"1073741824 staging rows"}));
 }

@@ -316,3 +316,33 @@ TEST_CASE("water-filling: a plan takes no memory after reserve()") {
         CHECK(level_fault(x, out, t) == "");
     }
 }
+
+TEST_CASE("water-filling: probabilities are raised_probability()'s, bit for bit") {
+    dice d(19);
+    for (int round = 0; round < 200; ++round) {
+        const std::size_t n = 1 + d.below(70);
+        verkv::detail::raised_tokens picked;
+        picked.reserve(n, 1);
+        std::vector<plan_entry> expected;
+        const auto factor = static_cast<float>(d.log_between(1e-3, 1e3));
+        floats wish;
+        for (std::size_t i = 0; i < n; ++i) {
+            const auto odds = static_cast<float>(d.chance(0.2) ? d.log_between(1e-9, 1e-6) : d.log_between(1e-3, 1e6));
+            const double around = d.chance(0.5) ? d.between(0.9999, 1.0001) : d.log_between(0.1, 1e3);
+            const auto own = static_cast<float>(around / (1 + static_cast<double>(odds)) / static_cast<double>(factor));
+            const std::size_t token = 3 * i;
+            picked.add(token, odds);
+            wish.push_back(own);
+            if (const float r = verkv::detail::raised_probability(own * factor, odds); r > 0) {
+                expected.push_back({static_cast<verkv::token_index>(token), r, 1});
+            }
+        }
+        picked.seal(1);
+        std::copy(wish.begin(), wish.end(), picked.wish());
+        std::vector<plan_entry> found;
+        verkv::detail::for_each_raised(picked, picked.wish(), factor, [&](verkv::token_index token, float r) {
+            found.push_back({token, r, 1});
+        });
+        REQUIRE(found == expected);
+    }
+}

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "support/allocations.hpp"
+#include "support/bounded_estimates.hpp"
 #include "support/catch.hpp"
+#include "support/float_rows.hpp"
 #include "support/reference.hpp"
 #include "support/refusal.hpp"
 #include "verkv/core/concepts.hpp"
@@ -22,7 +24,10 @@
 namespace {
 
 using support::dice;
+using support::estimates_of;
+using support::normal_floats;
 using support::refused;
+using support::rows_of;
 using verkv::bfloat16;
 using verkv::cpu;
 using verkv::half;
@@ -40,55 +45,6 @@ static_assert(!verkv::bounded_sketch<verkv::rope_pair_sketch, cpu, float>);
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
-
-template <class T>
-rows<T> rows_of(const std::vector<T>& data, std::size_t width) {
-    return verkv::contiguous_rows(std::span<const T>(data), width);
-}
-
-struct estimates {
-    std::vector<float> logits, bounds;
-
-    friend bool operator==(const estimates& a, const estimates& b) {
-        const auto same = [](const std::vector<float>& x, const std::vector<float>& y) {
-            return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * 4) == 0);
-        };
-        return same(a.logits, b.logits) && same(a.bounds, b.bounds);
-    }
-};
-
-estimates estimate(const quest_page_sketch& s, const std::vector<float>& queries, float scale = 1,
-                   const cpu& exec = {}) {
-    const std::size_t width = s.options().key_dim;
-    const std::size_t heads = queries.size() / width;
-    const auto stride = static_cast<std::ptrdiff_t>(s.size() + 3);
-    std::vector<float> logits(heads * (s.size() + 3), -7.5f), bounds = logits, alone = logits;
-    s.estimate(exec, rows_of(queries, width), scale, {logits.data(), heads, s.size(), stride},
-               {bounds.data(), heads, s.size(), stride});
-    s.estimate(exec, rows_of(queries, width), scale, {alone.data(), heads, s.size(), stride});
-    CHECK((logits.empty() || std::memcmp(logits.data(), alone.data(), logits.size() * sizeof(float)) == 0));
-    estimates e;
-    for (std::size_t h = 0; h < heads; ++h) {
-        for (std::size_t i = 0; i < s.size() + 3; ++i) {
-            const std::size_t at = h * (s.size() + 3) + i;
-            if (i < s.size()) {
-                e.logits.push_back(logits[at]);
-                e.bounds.push_back(bounds[at]);
-            } else {
-                REQUIRE((logits[at] == -7.5f && bounds[at] == -7.5f));
-            }
-        }
-    }
-    return e;
-}
-
-std::vector<float> normal_floats(dice& d, std::size_t n, double deviation = 1) {
-    std::vector<float> x(n);
-    for (float& value : x) {
-        value = static_cast<float>(deviation * d.normal());
-    }
-    return x;
-}
 
 quest_page_sketch sketch_of(const std::vector<float>& keys, std::size_t width, std::size_t page_length) {
     quest_page_sketch s(quest_page_options{width, page_length});
@@ -112,7 +68,7 @@ TEST_CASE("pages: the middle and half the distance of what a page's extremes all
     // Channel 0: 1 ... 3, channel 1: -2 ... 4; then 5 and 0 alone.
     const std::vector<float> keys = {1, 4, 3, -2, 2, 0, 5, 0};
     const quest_page_sketch s = sketch_of(keys, 2, 3);
-    const auto e = estimate(s, {1, -1, 2, 1}, 0.5f);
+    const auto e = estimates_of(s, {1, -1, 2, 1}, 0.5f);
     // <(1, -1), .>: middles 2, 1: 1; half widths 1, 3: 4. <(2, 1), .>: 5 and 2 + 3.
     for (std::size_t i = 0; i < 3; ++i) {
         CHECK(e.logits[i] == 0.5f);
@@ -126,14 +82,14 @@ TEST_CASE("pages: the middle and half the distance of what a page's extremes all
     CHECK(e.bounds[3] < 1e-5f);
 
     SECTION("a negative scale turns the estimates round and leaves the bounds") {
-        const auto turned = estimate(s, {1, -1, 2, 1}, -0.5f);
+        const auto turned = estimates_of(s, {1, -1, 2, 1}, -0.5f);
         CHECK(turned.bounds == e.bounds);
         for (std::size_t i = 0; i < e.logits.size(); ++i) {
             CHECK(turned.logits[i] == -e.logits[i]);
         }
     }
     SECTION("scale 0: all logits are 0") {
-        const auto none = estimate(s, {1, -1, 2, 1}, 0);
+        const auto none = estimates_of(s, {1, -1, 2, 1}, 0);
         for (std::size_t i = 0; i < none.logits.size(); ++i) {
             CHECK(none.logits[i] == 0);
             CHECK((none.bounds[i] >= 0 && none.bounds[i] < 1e-40f));
@@ -186,7 +142,7 @@ void check_against_doubles(dice& d, std::size_t width, std::size_t page_length, 
     quest_page_sketch s(quest_page_options{width, page_length});
     s.fit(cpu{}, rows_of(keys, width));
     s.append(cpu{}, rows_of(keys, width));
-    const auto e = estimate(s, queries, scale);
+    const auto e = estimates_of(s, queries, scale);
     double worst = 0, tight = 0;
     bool enough = true;
     for (std::size_t first = 0; first < n; first += page_length) {
@@ -253,7 +209,7 @@ TEST_CASE("pages: tokens give the same bits however they arrive, also where a pa
             x *= d.chance(0.02) ? 3e6f : d.chance(0.1) ? 1e-7f : 1.0f;
         }
         const auto queries = normal_floats(d, 3 * width);
-        const auto whole = estimate(sketch_of(keys, width, page_length), queries);
+        const auto whole = estimates_of(sketch_of(keys, width, page_length), queries);
         quest_page_sketch s(quest_page_options{width, page_length});
         s.fit(cpu{}, rows_of(keys, width));
         for (std::size_t first = 0; first < n;) {
@@ -261,7 +217,7 @@ TEST_CASE("pages: tokens give the same bits however they arrive, also where a pa
             s.append(cpu{}, rows_of(keys, width).slice(first, count));
             first += count;
         }
-        REQUIRE(estimate(s, queries) == whole);
+        REQUIRE(estimates_of(s, queries) == whole);
     }
 }
 
@@ -271,7 +227,7 @@ TEST_CASE("pages: many threads give the bits of one") {
     const auto queries = normal_floats(d, 5 * 128);
     const quest_page_sketch s = sketch_of(keys, 128, 7);
     verkv::thread_pool pool(3);
-    CHECK(estimate(s, queries, 0.1f, cpu{&pool}) == estimate(s, queries, 0.1f));
+    CHECK(estimates_of(s, queries, 0.1f, cpu{&pool}) == estimates_of(s, queries, 0.1f));
 }
 
 TEST_CASE("pages: erasing leaves the others' bits, and appending goes on in an open page only") {
@@ -279,7 +235,7 @@ TEST_CASE("pages: erasing leaves the others' bits, and appending goes on in an o
     const auto keys = normal_floats(d, 22 * 3);
     const auto query = normal_floats(d, 3);
     quest_page_sketch s = sketch_of(keys, 3, 4);
-    const auto before = estimate(s, query);
+    const auto before = estimates_of(s, query);
 
     SECTION("random ranges") {
         for (int round = 0; round < 100; ++round) {
@@ -293,7 +249,7 @@ TEST_CASE("pages: erasing leaves the others' bits, and appending goes on in an o
                 left.erase(left.begin() + static_cast<std::ptrdiff_t>(first),
                            left.begin() + static_cast<std::ptrdiff_t>(last));
                 REQUIRE(t.size() == left.size());
-                const auto after = estimate(t, query);
+                const auto after = estimates_of(t, query);
                 for (std::size_t i = 0; i < left.size(); ++i) {
                     REQUIRE(after.logits[i] == before.logits[left[i]]);
                     REQUIRE(after.bounds[i] == before.bounds[left[i]]);
@@ -308,7 +264,7 @@ TEST_CASE("pages: erasing leaves the others' bits, and appending goes on in an o
         t.erase(1, 2);
         const std::vector<float> more = {-2};
         t.append(cpu{}, rows_of(more, 1));
-        const auto e = estimate(t, {1});
+        const auto e = estimates_of(t, {1});
         REQUIRE(e.logits.size() == 4);
         CHECK(e.logits[3] == 4);
         CHECK(e.bounds[3] == Approx(6).epsilon(1e-5));
@@ -320,12 +276,12 @@ TEST_CASE("pages: erasing leaves the others' bits, and appending goes on in an o
         t.erase(3, 4);
         const std::vector<float> more = {100, 200};
         t.append(cpu{}, rows_of(more, 1));
-        CHECK(estimate(t, {1}).logits == std::vector<float>{5, 5, 5, 150, 150});
+        CHECK(estimates_of(t, {1}).logits == std::vector<float>{5, 5, 5, 150, 150});
         t.erase(3, 5);
         t.append(cpu{}, rows_of(more, 1).slice(1, 1));
         t.erase(3, 4);
         t.append(cpu{}, rows_of(more, 1));
-        CHECK(estimate(t, {1}).logits == std::vector<float>{5, 5, 5, 150, 150});
+        CHECK(estimates_of(t, {1}).logits == std::vector<float>{5, 5, 5, 150, 150});
     }
     SECTION("an open page takes page_length tokens after an erase") {
         const std::vector<float> x = {0, 8};
@@ -333,7 +289,7 @@ TEST_CASE("pages: erasing leaves the others' bits, and appending goes on in an o
         t.erase(0, 1);
         const std::vector<float> more = {2, 4, 50};
         t.append(cpu{}, rows_of(more, 1));
-        CHECK(estimate(t, {1}).logits == std::vector<float>{4, 4, 4, 50});
+        CHECK(estimates_of(t, {1}).logits == std::vector<float>{4, 4, 4, 50});
     }
 }
 
@@ -341,7 +297,7 @@ TEST_CASE("pages: a NaN or infinite element spoils its own page and nothing else
     dice d(35);
     const auto clean = normal_floats(d, 22 * 5);
     const auto query = normal_floats(d, 5);
-    const auto expected = estimate(sketch_of(clean, 5, 4), query);
+    const auto expected = estimates_of(sketch_of(clean, 5, 4), query);
     for (const float bad : {not_a_number, infinity, -infinity}) {
         for (const std::size_t token : {0u, 9u, 15u, 20u, 21u}) {
             for (const bool one_by_one : {false, true}) {
@@ -352,7 +308,7 @@ TEST_CASE("pages: a NaN or infinite element spoils its own page and nothing else
                 for (std::size_t i = 0; i < 22; i += one_by_one ? 1 : 22) {
                     s.append(cpu{}, rows_of(keys, 5).slice(i, one_by_one ? 1 : 22));
                 }
-                const auto e = estimate(s, query);
+                const auto e = estimates_of(s, query);
                 for (std::size_t i = 0; i < 22; ++i) {
                     if (i / 4 == token / 4) {
                         CHECK(std::isnan(e.logits[i]));
@@ -366,7 +322,7 @@ TEST_CASE("pages: a NaN or infinite element spoils its own page and nothing else
         }
     }
     SECTION("an infinite query makes every bound infinite") {
-        const auto e = estimate(sketch_of(clean, 5, 4), {infinity, 1, 1, 1, 1});
+        const auto e = estimates_of(sketch_of(clean, 5, 4), {infinity, 1, 1, 1, 1});
         for (const float bound : e.bounds) {
             CHECK(bound == infinity);
         }
@@ -398,7 +354,7 @@ TEST_CASE("pages: sizes, and memory within what was reserved") {
     s.fit(cpu{}, rows_of(keys, 6));
     CHECK(s.size() == 0);
     s.append(cpu{}, rows_of(keys, 6));
-    CHECK(estimate(s, queries) == estimate(sketch_of(keys, 6, 16), queries));
+    CHECK(estimates_of(s, queries) == estimates_of(sketch_of(keys, 6, 16), queries));
 }
 
 TEST_CASE("pages: what is refused") {

@@ -9,11 +9,14 @@
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/float_rows.hpp"
 #include "verkv/core/concepts.hpp"
 #include "verkv/cpu/thread_pool.hpp"
 
 namespace {
 
+using support::rows_of;
+using support::same_bits;
 using verkv::bfloat16;
 using verkv::cpu;
 using verkv::half;
@@ -41,11 +44,6 @@ rope_pair_options options(std::size_t key_dim, unsigned bits = 2, std::size_t gr
     return o;
 }
 
-template <class T>
-rows<T> rows_of(const std::vector<T>& data, std::size_t width) {
-    return verkv::contiguous_rows(std::span<const T>(data), width);
-}
-
 /// Keys [n, 2] with the values in channel 0 and `other` in channel 1.
 std::vector<float> in_channel_0(const std::vector<float>& values, float other = 0) {
     std::vector<float> keys;
@@ -63,10 +61,6 @@ std::vector<float> estimate(const rope_pair_sketch& s, const std::vector<float>&
     s.estimate(exec, rows_of(queries, width), scale,
                {logits.data(), queries.size() / width, s.size(), static_cast<std::ptrdiff_t>(s.size())});
     return logits;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
 std::vector<float> normal_floats(std::size_t n, unsigned seed, float deviation = 1) {

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "support/allocations.hpp"
+#include "support/bounded_estimates.hpp"
 #include "support/catch.hpp"
+#include "support/float_rows.hpp"
 #include "support/reference.hpp"
 #include "support/refusal.hpp"
 #include "verkv/core/concepts.hpp"
@@ -20,7 +22,10 @@
 namespace {
 
 using support::dice;
+using support::estimates_of;
+using support::normal_floats;
 using support::refused;
+using support::rows_of;
 using verkv::bfloat16;
 using verkv::cpu;
 using verkv::half;
@@ -35,54 +40,6 @@ static_assert(verkv::erasable_sketch<rotated_sketch>);
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
-
-template <class T>
-rows<T> rows_of(const std::vector<T>& data, std::size_t width) {
-    return verkv::contiguous_rows(std::span<const T>(data), width);
-}
-
-struct estimates {
-    std::vector<float> logits, bounds;
-
-    friend bool operator==(const estimates& a, const estimates& b) {
-        const auto same = [](const std::vector<float>& x, const std::vector<float>& y) {
-            return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * 4) == 0);
-        };
-        return same(a.logits, b.logits) && same(a.bounds, b.bounds);
-    }
-};
-
-/// Logits and bounds, and that logits are the same without bounds and nothing is written beside them.
-estimates estimate(const rotated_sketch& s, const std::vector<float>& queries, float scale = 1, const cpu& exec = {}) {
-    const std::size_t width = s.options().key_dim;
-    const std::size_t heads = queries.size() / width;
-    const std::size_t stride = s.size() + 3;
-    std::vector<float> logits(heads * stride, -7.5f), bounds = logits, alone = logits;
-    const auto out = [&](std::vector<float>& x) {
-        return verkv::matrix_view<float>{x.data(), heads, s.size(), static_cast<std::ptrdiff_t>(stride)};
-    };
-    s.estimate(exec, rows_of(queries, width), scale, out(logits), out(bounds));
-    s.estimate(exec, rows_of(queries, width), scale, out(alone));
-    CHECK((logits.empty() || std::memcmp(logits.data(), alone.data(), logits.size() * sizeof(float)) == 0));
-    estimates e;
-    for (std::size_t at = 0; at < heads * stride; ++at) {
-        if (at % stride < s.size()) {
-            e.logits.push_back(logits[at]);
-            e.bounds.push_back(bounds[at]);
-        } else {
-            REQUIRE((logits[at] == -7.5f && bounds[at] == -7.5f));
-        }
-    }
-    return e;
-}
-
-std::vector<float> normal_floats(dice& d, std::size_t n, double deviation = 1) {
-    std::vector<float> x(n);
-    for (float& value : x) {
-        value = static_cast<float>(deviation * d.normal());
-    }
-    return x;
-}
 
 template <class T>
 rotated_sketch sketch_of(const rotated_options& o, const std::vector<T>& keys) {
@@ -233,7 +190,7 @@ void check_against_doubles(dice& d, std::size_t width, unsigned bits, std::size_
     const auto scale = static_cast<float>(d.between(-0.3, 0.3));
     const rotated_sketch s = sketch_of(rotated_options{width, bits, 1e-3, d.below(1000)}, keys);
     REQUIRE(s.size() == n);
-    const auto e = estimate(s, queries, scale);
+    const auto e = estimates_of(s, queries, scale);
 
     std::vector<double> centre(width);
     for (std::size_t i = 0; i < n * width; ++i) {
@@ -286,7 +243,7 @@ void check_against_doubles(dice& d, std::size_t width, unsigned bits, std::size_
                                         (gain * offset * q_norm * 4 * std::sqrt(static_cast<double>(width))) +
                                     0x1p-22 * std::abs(factor * centre_share[h]) + bound * 0x1p-19 + 1e-30;
             worst = (std::max)(worst, std::abs(static_cast<double>(e.logits[h * n + i]) - expected) / rounding);
-            // What estimate() says it adds for rounding.
+            // What estimates_of() says it adds for rounding.
             double size = 0;
             for (const double x_c : turned[h]) {
                 size += std::abs(x_c);
@@ -346,7 +303,7 @@ TEST_CASE("rotated: tokens give the same bits however they arrive, on one thread
         const std::size_t n = 1 + d.below(70);
         const auto keys = normal_floats(d, n * o.key_dim);
         const auto queries = normal_floats(d, 3 * o.key_dim);
-        const auto whole = estimate(sketch_of(o, keys), queries);
+        const auto whole = estimates_of(sketch_of(o, keys), queries);
         rotated_sketch s(o);
         s.fit(cpu{}, rows_of(keys, o.key_dim));
         for (std::size_t first = 0; first < n;) {
@@ -354,13 +311,13 @@ TEST_CASE("rotated: tokens give the same bits however they arrive, on one thread
             s.append(cpu{}, rows_of(keys, o.key_dim).slice(first, count));
             first += count;
         }
-        REQUIRE(estimate(s, queries) == whole);
+        REQUIRE(estimates_of(s, queries) == whole);
     }
     const auto keys = normal_floats(d, 5000 * 40);
     const auto queries = normal_floats(d, 11 * 40);
     const rotated_sketch s = sketch_of(rotated_options{40, 3}, keys);
     verkv::thread_pool pool(3);
-    CHECK(estimate(s, queries, 0.1f, cpu{&pool}) == estimate(s, queries, 0.1f));
+    CHECK(estimates_of(s, queries, 0.1f, cpu{&pool}) == estimates_of(s, queries, 0.1f));
 }
 
 TEST_CASE("rotated: a query's bits do not depend on those beside it") {
@@ -369,11 +326,11 @@ TEST_CASE("rotated: a query's bits do not depend on those beside it") {
         const auto keys = normal_floats(d, 37 * 65);
         const auto queries = normal_floats(d, 13 * 65);
         const rotated_sketch s = sketch_of(rotated_options{65, bits}, keys);
-        const auto all = estimate(s, queries);
+        const auto all = estimates_of(s, queries);
         for (std::size_t h = 0; h < 13; ++h) {
             const std::vector<float> one(queries.begin() + static_cast<std::ptrdiff_t>(h * 65),
                                          queries.begin() + static_cast<std::ptrdiff_t>((h + 1) * 65));
-            const auto alone = estimate(s, one);
+            const auto alone = estimates_of(s, one);
             CHECK(std::equal(alone.logits.begin(), alone.logits.end(),
                              all.logits.begin() + static_cast<std::ptrdiff_t>(h * 37)));
             CHECK(std::equal(alone.bounds.begin(), alone.bounds.end(),
@@ -387,7 +344,7 @@ TEST_CASE("rotated: erasing leaves the others' bits, and appending goes on behin
     const rotated_options o{20, 3, 0, 1};  // failure 0: bounds do not depend on how many there are
     const auto keys = normal_floats(d, 50 * 20);
     const auto queries = normal_floats(d, 20);
-    const auto before = estimate(sketch_of(o, keys), queries);
+    const auto before = estimates_of(sketch_of(o, keys), queries);
     for (int round = 0; round < 60; ++round) {
         rotated_sketch s = sketch_of(o, keys);
         std::vector<std::size_t> left(50);
@@ -403,7 +360,7 @@ TEST_CASE("rotated: erasing leaves the others' bits, and appending goes on behin
                 s.append(cpu{}, rows_of(keys, 20).slice(again, 1));
                 left.push_back(again);
             }
-            const auto after = estimate(s, queries);
+            const auto after = estimates_of(s, queries);
             REQUIRE(after.logits.size() == left.size());
             for (std::size_t i = 0; i < left.size(); ++i) {
                 REQUIRE(after.logits[i] == before.logits[left[i]]);
@@ -451,8 +408,8 @@ TEST_CASE("rotated: a NaN or infinite element spoils its own token and nothing e
             rotated_sketch t(rotated_options{5, 2});
             t.fit(cpu{}, rows_of(others, 5));
             t.append(cpu{}, rows_of(clean, 5));
-            const auto e = estimate(s, query);
-            const auto expected = estimate(t, query);
+            const auto e = estimates_of(s, query);
+            const auto expected = estimates_of(t, query);
             for (std::size_t i = 0; i < 22; ++i) {
                 if (i == token) {
                     CHECK(std::isnan(e.logits[i]));
@@ -466,7 +423,7 @@ TEST_CASE("rotated: a NaN or infinite element spoils its own token and nothing e
     }
     const rotated_sketch s = sketch_of(rotated_options{5, 2}, clean);
     for (const float bad : {not_a_number, infinity}) {
-        for (const float bound : estimate(s, {bad, 1, 1, 1, 1}).bounds) {
+        for (const float bound : estimates_of(s, {bad, 1, 1, 1, 1}).bounds) {
             CHECK(bound == infinity);
         }
     }
@@ -475,14 +432,14 @@ TEST_CASE("rotated: a NaN or infinite element spoils its own token and nothing e
 TEST_CASE("rotated: a key at the centre is estimated by the centre") {
     const std::vector<float> keys = {1, 2, 3, 1, 2, 3};
     const rotated_sketch s = sketch_of(rotated_options{3, 1}, keys);
-    const auto e = estimate(s, {1, 1, 2}, -2);
+    const auto e = estimates_of(s, {1, 1, 2}, -2);
     CHECK(e.logits == std::vector<float>{-18, -18});
     CHECK((e.bounds[0] >= 0 && e.bounds[0] < 1e-5f));
     rotated_sketch empty(rotated_options{3, 1});
     empty.fit(cpu{}, rows<float>{nullptr, 3, 0, 3, nullptr});
     CHECK(std::vector<float>(empty.centre().begin(), empty.centre().end()) == std::vector<float>{0, 0, 0});
-    CHECK(estimate(empty, {1, 1, 2}).logits.empty());
-    const auto none = estimate(s, {1, 1, 2}, 0);
+    CHECK(estimates_of(empty, {1, 1, 2}).logits.empty());
+    const auto none = estimates_of(s, {1, 1, 2}, 0);
     CHECK(none.logits == std::vector<float>{0, 0});
     CHECK((none.bounds[0] >= 0 && none.bounds[0] < 1e-40f));
 }

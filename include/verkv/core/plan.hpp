@@ -47,11 +47,13 @@ struct plan {
     std::size_t raised = 0;           ///< entries with r' > r
     std::size_t shrunk = 0;           ///< entries with lambda < 1
     double variance = 0;              ///< V/R^2 at r', where the planner can be lowered
-    double level = 0;  ///< kappa/R of a water-filling plan, infinity where nothing is raised; 0 of any other
+    double level = 0;    ///< kappa/R of a water-filling plan, infinity where nothing is raised; 0 of any other
+    bool joint = false;  ///< one plan for all query heads of a group: the entries of each are those of the first
 
     /// Lists every token of L as fetched for certain; the rest is the caller's to set.
     void fetch_all(std::span<const float> odds) {
         entries.clear();
+        joint = false;
         for (std::size_t i = 0; i < odds.size(); ++i) {
             if (odds[i] > 0) {
                 entries.push_back({static_cast<token_index>(i), 1, 1});
@@ -65,6 +67,7 @@ struct plan {
         certificate_before = certificate_after = 0;
         raised = shrunk = 0;
         variance = level = 0;
+        joint = false;
     }
 };
 

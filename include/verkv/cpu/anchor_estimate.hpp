@@ -10,10 +10,11 @@
 
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
+#include "verkv/cpu/code_products.hpp"
 #include "verkv/cpu/executor.hpp"
 #include "verkv/cpu/lanes.hpp"
 #include "verkv/cpu/low_rank_estimate.hpp"
-#include "verkv/cpu/rope_pair_estimate.hpp"
+#include "verkv/cpu/rope_pair_codes.hpp"
 #include "verkv/cpu/rotated_estimate.hpp"
 
 namespace verkv::inline v0 {

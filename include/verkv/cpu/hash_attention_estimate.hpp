@@ -8,11 +8,12 @@
 #include <cstring>
 #include <limits>
 
+#include "verkv/core/detail/floats.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/blank_marked.hpp"
 #include "verkv/cpu/executor.hpp"
 #include "verkv/cpu/lanes.hpp"
-#include "verkv/cpu/rope_pair_estimate.hpp"
+#include "verkv/cpu/rope_pair_codes.hpp"
 #include "verkv/cpu/rotated_estimate.hpp"
 
 namespace verkv::inline v0 {
@@ -107,15 +108,12 @@ inline void hash_attention_estimate(const cpu& exec, const hash_attention_codes&
     const std::size_t tasks = (s.tokens + at_once - 1) / at_once;
     for (std::size_t q = 0; q < queries.count; ++q) {
         double row[hash_attention_codes::largest_width];
-        float poison = 0;
-        for (std::size_t c = 0; c < queries.width; ++c) {
-            row[c] = static_cast<double>(queries[q][c]);
-            poison += 0 * queries[q][c];
-        }
+        std::copy_n(queries[q], queries.width, row);
         bool known = false;
         const std::uint32_t code = detail::hash_code(s.query_layers, s.layers, row, known);
         const float slope = scale * s.slope;
-        const float intercept = known && poison == 0 ? scale * s.intercept : std::numeric_limits<float>::quiet_NaN();
+        known = known && detail::finite_row(queries[q], queries.width);
+        const float intercept = known ? scale * s.intercept : std::numeric_limits<float>::quiet_NaN();
         float* const to = logits.row(q).data();
         for_each_task(exec, tasks, [&](std::size_t task, std::size_t) {
             const std::size_t first = task * at_once;

@@ -13,10 +13,18 @@
 #include "verkv/core/storage.hpp"
 
 // Translation units built for different targets may meet in one program. Each target's vectors live in a namespace of
-// their own, so that the linker never joins functions whose vectors differ in width.
-#if defined(__AVX512F__)
+// their own, so that the linker never joins functions whose vectors differ in width or in what they can do.
+#if defined(__AVX512F__) && defined(__AVX512VNNI__)
+#define VERKV_LANES_NAMESPACE lanes16_dots
+#define VERKV_LANES_WIDTH 16
+#define VERKV_LANES_DOTS 1
+#elif defined(__AVX512F__)
 #define VERKV_LANES_NAMESPACE lanes16
 #define VERKV_LANES_WIDTH 16
+#elif defined(__AVX__) && defined(__AVXVNNI__)
+#define VERKV_LANES_NAMESPACE lanes8_dots
+#define VERKV_LANES_WIDTH 8
+#define VERKV_LANES_DOTS 1
 #elif defined(__AVX__)
 #define VERKV_LANES_NAMESPACE lanes8
 #define VERKV_LANES_WIDTH 8
@@ -25,12 +33,19 @@
 #define VERKV_LANES_WIDTH 4
 #endif
 
+#ifndef VERKV_LANES_DOTS
+#define VERKV_LANES_DOTS 0
+#endif
+
 #define VERKV_ALWAYS_INLINE inline __attribute__((always_inline))
 
 namespace verkv::inline v0::detail {
 inline namespace VERKV_LANES_NAMESPACE {
 
 inline constexpr std::size_t lane_count = VERKV_LANES_WIDTH;
+
+/// Whether add_byte_dots() is one instruction; without, it is not there.
+inline constexpr bool has_byte_dots = VERKV_LANES_DOTS != 0;
 
 using lanes = float __attribute__((vector_size(VERKV_LANES_WIDTH * 4)));
 using int_lanes = std::int32_t __attribute__((vector_size(VERKV_LANES_WIDTH * 4)));
@@ -200,12 +215,20 @@ VERKV_ALWAYS_INLINE lanes exp(const lanes& x) {
     y = y * r + 1.6666665459e-1f;
     y = y * r + 5.0000001201e-1f;
     y = (y * r) * r + r + 1.0f;
+#if VERKV_LANES_WIDTH == 16
+    // One instruction for y 2^n; where x is -infinity, y is NaN.
+    const __mmask16 inside = _mm512_cmp_ps_mask(lanes_cast<__m512>(x), _mm512_set1_ps(-87.3f), _CMP_NLT_UQ);
+    const lanes scaled =
+        lanes_cast<lanes>(_mm512_maskz_scalef_ps(inside, lanes_cast<__m512>(y), lanes_cast<__m512>(n)));
+    return select(lanes_cast<int_lanes>(x > 88.7f), broadcast(__builtin_inff()), scaled);
+#else
     // 2^n by adding n to the exponent bits.
     const word_lanes scaled = lanes_cast<word_lanes>(y) + (lanes_cast<word_lanes>(shifted) << 23);
     const lanes inside = lanes_cast<lanes>(scaled);
     const lanes low = select(lanes_cast<int_lanes>(x < -87.3f), lanes{}, inside);
     const lanes high = select(lanes_cast<int_lanes>(x > 88.7f), broadcast(__builtin_inff()), low);
     return select(lanes_cast<int_lanes>(x != x), x, high);
+#endif
 }
 
 /// Natural logarithm of each lane, for positive normal numbers: error at most 2 units in the last place. Exponent and
@@ -247,6 +270,19 @@ VERKV_ALWAYS_INLINE lanes lookup(const float* table, const word_lanes& index) {
     return load(static_cast<const float*>(found));
 #endif
 }
+
+#if VERKV_LANES_DOTS
+/// sums + <4 unsigned bytes of a lane, the 4 signed bytes of quad>, lane by lane. Exact.
+VERKV_ALWAYS_INLINE int_lanes add_byte_dots(const int_lanes& sums, const word_lanes& bytes, std::int32_t quad) {
+#if VERKV_LANES_WIDTH == 16
+    return lanes_cast<int_lanes>(
+        _mm512_dpbusd_epi32(lanes_cast<__m512i>(sums), lanes_cast<__m512i>(bytes), _mm512_set1_epi32(quad)));
+#else
+    return lanes_cast<int_lanes>(
+        _mm256_dpbusd_avx_epi32(lanes_cast<__m256i>(sums), lanes_cast<__m256i>(bytes), _mm256_set1_epi32(quad)));
+#endif
+}
+#endif
 
 }  // namespace VERKV_LANES_NAMESPACE
 }  // namespace verkv::inline v0::detail

@@ -14,7 +14,7 @@
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/executor.hpp"
 #include "verkv/cpu/lanes.hpp"
-#include "verkv/cpu/rope_pair_estimate.hpp"
+#include "verkv/cpu/rope_pair_codes.hpp"
 #include "verkv/cpu/rotated_estimate.hpp"
 
 namespace verkv::inline v0 {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "verkv/core/detail/floats.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/executor.hpp"
 #include "verkv/cpu/hash_buckets.hpp"
@@ -54,13 +55,9 @@ inline void magic_pig_collisions(const cpu& exec, const hash_buckets& s, rows<fl
     const auto all = static_cast<std::uint16_t>(s.tables);
     for (std::size_t q = 0; q < queries.count; ++q) {
         double row[hash_buckets::largest_key_dim];
-        float poison = 0;
-        for (std::size_t c = 0; c < s.key_dim; ++c) {
-            row[c] = static_cast<double>(queries[q][c]);
-            poison += 0 * queries[q][c];
-        }
+        std::copy_n(queries[q], s.key_dim, row);
         std::uint16_t* const to = counts.row(q).data();
-        if (poison != 0) {
+        if (!detail::finite_row(queries[q], s.key_dim)) {
             std::fill_n(to, s.tokens, all);
             continue;
         }

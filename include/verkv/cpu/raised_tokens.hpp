@@ -56,6 +56,18 @@ public:
         }
         count_ = at;
     }
+    /// The same for a group of heads.
+    [[gnu::noinline]] void add(std::uint32_t bits, std::size_t first, std::span<const masses_view> m,
+                               std::span<const float> inverse) {
+        const float* const odds = m[0].odds.data();
+        for (; bits != 0; bits &= bits - 1) {
+            const std::size_t token = first + static_cast<std::size_t>(std::countr_zero(bits));
+            const std::size_t at = add(token, odds[token]);
+            for (std::size_t h = 0; h < m.size(); ++h) {
+                mass(h)[at] = m[h].mass[token] * inverse[h];
+            }
+        }
+    }
     [[nodiscard]] const token_index* token() const { return token_.data(); }
     [[nodiscard]] const float* odds() const { return odds_.data(); }
     [[nodiscard]] float* wish() { return wish_.data(); }  ///< r' that a group asks for, before the cut at 1
@@ -281,6 +293,58 @@ VERKV_ALWAYS_INLINE lanes combined(combine how, const lanes& own, const lanes& w
     return how == combine::largest ? larger_of(own, wish) : wish + own * own;
 }
 
+/// A run of tokens first ... last-1 of pick_raised() for a group: sums of `Heads` heads from `from` on, in registers;
+/// the picked tokens too where `listing`.
+template <std::size_t Heads, class Summary>
+VERKV_ALWAYS_INLINE void pick_run(std::span<const masses_view> m, std::span<const float> inverse,
+                                  std::span<const float> a, combine how, std::size_t from, bool listing,
+                                  std::size_t first, std::size_t last, raised_tokens& picked, std::span<Summary> rest) {
+    const std::size_t heads = m.size();
+    const bool alone = heads == Heads;
+    const float* mass[Heads];
+    lanes unit[Heads], share[Heads];
+    for (std::size_t h = 0; h < Heads; ++h) {
+        mass[h] = m[from + h].mass.data();
+        unit[h] = broadcast(inverse[from + h]);
+        share[h] = broadcast(inverse[from + h] * a[from + h]);
+    }
+    const float* const odds = m[0].odds.data();
+    flat_run<Summary> run[Heads];
+    for_lanes(
+        first, last, [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
+            const lanes o = load_some(odds + i, left);
+            lanes x[Heads];
+            for (std::size_t h = 0; h < Heads; ++h) {
+                x[h] = load_some(mass[h] + i, left);
+            }
+            lanes wish{};
+            if (alone) {
+                for (std::size_t h = 0; h < Heads; ++h) {
+                    wish = combined(how, x[h] * share[h], wish);
+                }
+            } else {
+                for (std::size_t h = 0; h < heads; ++h) {
+                    wish = combined(how, load_some(m[h].mass.data() + i, left) * (inverse[h] * a[h]), wish);
+                }
+            }
+            const lanes most = 1.0f + o;  // of 1/r
+            const lanes scaled = wish * (how == combine::largest ? most : most * most);
+            const int_lanes in = o > 0.0f;
+            const int_lanes above = scaled > 1.0f;
+            const int_lanes hit = in & above;
+            for (std::size_t h = 0; h < Heads; ++h) {
+                x[h] *= unit[h];
+                run[h].add(hit, in & ~above, x[h], x[h] * o);
+            }
+            if (const std::uint32_t bits = listing ? bits_of(hit) : 0; bits != 0) {
+                picked.add(bits, i, m, inverse);
+            }
+        });
+    for (std::size_t h = 0; h < Heads; ++h) {
+        run[h].close(rest[from + h]);
+    }
+}
+
 /// Picks the tokens that a group raises at multipliers a (r' = combined x_h a_h above r), with the masses of all heads,
 /// and adds the others, at r, to each head's `rest`. Wishes are set_wishes()'s to write. O(n heads), 4 (heads + 1)
 /// bytes a token.
@@ -296,36 +360,23 @@ void pick_raised(std::span<const masses_view> m, std::span<const float> inverse,
     constexpr std::size_t length = flat_run<Summary>::length;
     for (std::size_t first = 0; first < n; first += length) {
         const std::size_t last = smaller(first + length, n);
-        for (std::size_t group = 0; group < heads; group += 4) {
-            // Which tokens are raised is found anew for every four heads: their sums stay in registers.
-            const std::size_t some = smaller<std::size_t>(4, heads - group);
-            flat_run<Summary> run[4];
-            for_lanes(
-                first, last, [&](std::size_t i, std::size_t left) __attribute__((always_inline)) {
-                    const lanes o = load_some(m[0].odds.data() + i, left);
-                    lanes wish{};
-                    for (std::size_t h = 0; h < heads; ++h) {
-                        wish = combined(how, load_some(m[h].mass.data() + i, left) * (inverse[h] * a[h]), wish);
-                    }
-                    const lanes most = 1.0f + o;  // of 1/r
-                    const lanes scaled = wish * (how == combine::largest ? most : most * most);
-                    const int_lanes in = o > 0.0f;
-                    const int_lanes above = scaled > 1.0f;
-                    const int_lanes hit = in & above;
-                    for (std::size_t h = 0; h < some; ++h) {
-                        const lanes x = load_some(m[group + h].mass.data() + i, left) * inverse[group + h];
-                        run[h].add(hit, in & ~above, x, x * o);
-                    }
-                    for (std::uint32_t bits = group == 0 ? bits_of(hit) : 0; bits != 0; bits &= bits - 1) {
-                        const auto lane = static_cast<std::size_t>(std::countr_zero(bits));
-                        const std::size_t at = picked.add(i + lane, m[0].odds[i + lane]);
-                        for (std::size_t h = 0; h < heads; ++h) {
-                            picked.mass(h)[at] = m[h].mass[i + lane] * inverse[h];
-                        }
-                    }
-                });
-            for (std::size_t h = 0; h < some; ++h) {
-                run[h].close(rest[group + h]);
+        // Which tokens are raised is found anew for every four heads: their sums stay in registers.
+        for (std::size_t from = 0; from < heads; from += 4) {
+            const auto run = [&](auto some) {
+                pick_run<some()>(m, inverse, a, how, from, from == 0, first, last, picked, rest);
+            };
+            switch (smaller<std::size_t>(4, heads - from)) {
+                case 1:
+                    run(std::integral_constant<std::size_t, 1>{});
+                    break;
+                case 2:
+                    run(std::integral_constant<std::size_t, 2>{});
+                    break;
+                case 3:
+                    run(std::integral_constant<std::size_t, 3>{});
+                    break;
+                default:
+                    run(std::integral_constant<std::size_t, 4>{});
             }
         }
     }
@@ -382,6 +433,31 @@ inline void set_wishes(raised_tokens& picked, std::span<const float> a, combine 
         }
         wish = how == combine::root_sum_square ? square_root(wish) : wish;
         store(picked.wish() + i, wish < most ? wish : most);
+    }
+}
+
+/// Calls use(token, r') for the picked tokens that a wish times `factor` raises, r' = raised_probability() bit for bit,
+/// by index.
+template <class Use>
+VERKV_ALWAYS_INLINE void for_each_raised(const raised_tokens& picked, const float* wish, float factor, Use&& use) {
+    using wide_lanes = double __attribute__((vector_size(VERKV_LANES_WIDTH * 8)));
+    const lanes below_one = broadcast(1.0f - 0x1p-24f);
+    for (std::size_t i = 0; i < picked.count(); i += lane_count) {
+        const lanes wanted = load(wish + i) * factor;
+        const lanes odds = load(picked.odds() + i);
+        std::uint32_t bits = bits_of((wanted + wanted * odds > 1.0f) & (odds > 0.0f));
+        if (bits == 0) {
+            continue;
+        }
+        const wide_lanes exact = 1.0 / (1.0 + __builtin_convertvector(odds, wide_lanes));
+        const lanes rounded = __builtin_convertvector(exact, lanes);
+        const lanes own = rounded < below_one ? rounded : below_one;
+        float raised[lane_count];
+        store(raised, larger_of(select(lanes_cast<int_lanes>(wanted > 1 - 0x1p-20f), broadcast(1), wanted), own));
+        for (; bits != 0; bits &= bits - 1) {
+            const auto lane = static_cast<std::size_t>(std::countr_zero(bits));
+            use(picked.token()[i + lane], raised[lane]);
+        }
     }
 }
 

@@ -1,223 +1,23 @@
-// Kernels of the RoPE-pair sketch on the CPU: quantise a group of tokens; score all tokens from their codes.
+// Scores all tokens of a RoPE-pair sketch from their codes, on the CPU.
 #pragma once
 
 #include <algorithm>
 #include <array>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <utility>
 
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
+#include "verkv/cpu/code_products.hpp"
 #include "verkv/cpu/executor.hpp"
 #include "verkv/cpu/lanes.hpp"
+#include "verkv/cpu/rope_pair_byte_dots.hpp"
+#include "verkv/cpu/rope_pair_codes.hpp"
 
 namespace verkv::inline v0 {
-
-/// Codes of a RoPE-pair sketch as they lie in memory; what a backend's rope_pair_estimate() reads.
-/// Group g has its own slot at codes + g * slot_words, cut into blocks of 16 tokens, [block][word][16]: word w of
-/// neighbouring tokens is adjacent. Channel c has the bits c * bits ... c * bits + bits - 1 of its token's words,
-/// lowest first, over the border of two words where it falls there. Its value is zero + code * step.
-struct rope_pair_codes {
-    static constexpr std::size_t block_tokens = 16;
-
-    const std::uint32_t* codes = nullptr;
-    const half* parameters = nullptr;          ///< [group][zero or step][channel], padded_channels wide
-    const std::size_t* first_token = nullptr;  ///< of each group, ascending; a group ends where the next one starts
-    const std::uint32_t* channels = nullptr;   ///< which channels of a key are kept, ascending
-    std::size_t groups = 0;
-    std::size_t tokens = 0;
-    std::size_t channel_count = 0;
-    std::size_t padded_channels = 0;  ///< channel_count rounded up to 16; zero and step of the rest are 0
-    std::size_t words = 0;            ///< of a token: ceil(channel_count * bits / 32)
-    std::size_t slot_words = 0;       ///< from one group to the next
-    std::size_t group_length = 0;     ///< most tokens of a group
-    unsigned bits = 0;                ///< of a code, 1 ... 8
-};
-
 namespace detail {
 inline namespace VERKV_LANES_NAMESPACE {
-
-inline constexpr std::size_t block_vectors = rope_pair_codes::block_tokens / lane_count;
-
-VERKV_ALWAYS_INLINE word_lanes load_words(const std::uint32_t* p) {
-    word_lanes words;
-    std::memcpy(&words, p, sizeof(words));
-    return words;
-}
-
-VERKV_ALWAYS_INLINE void store_words(std::uint32_t* p, const word_lanes& words) {
-    std::memcpy(p, &words, sizeof(words));
-}
-
-/// sums[c] += row[c]^2, in double.
-template <storage T>
-void add_squares(const T* row, std::size_t width, double* sums) noexcept {
-    constexpr std::size_t piece = 128;
-    for (std::size_t first = 0; first < width; first += piece) {
-        const std::size_t n = (std::min)(piece, width - first);
-        float converted[piece];
-        const float* x = converted;
-        if constexpr (std::same_as<T, float>) {
-            x = row + first;
-        } else {
-            std::size_t c = 0;
-            for (; c + lane_count <= n; c += lane_count) {
-                store(converted + c, load(row + first + c));
-            }
-            for (; c < n; ++c) {
-                converted[c] = to_float(row[first + c]);
-            }
-        }
-        for (std::size_t c = 0; c < n; ++c) {
-            sums[first + c] += static_cast<double>(x[c]) * static_cast<double>(x[c]);
-        }
-    }
-}
-
-/// Quantises the tokens of one group. raw is [block][channel][16]; its unused places are overwritten.
-/// Step and zero are stored as half, within +-65504; codes refer to the stored ones. A channel that has a NaN or an
-/// infinity gets zero = NaN, so that every estimate of the group shows it.
-inline void quantise_group(float* raw, std::size_t tokens, std::size_t channels, unsigned bits, half* zeros,
-                           half* steps, std::uint32_t* codes, std::size_t words) noexcept {
-    constexpr std::size_t block_tokens = rope_pair_codes::block_tokens;
-    const std::size_t blocks = (tokens + block_tokens - 1) / block_tokens;
-    const auto levels = static_cast<float>((1u << bits) - 1);
-    std::fill_n(codes, blocks * words * block_tokens, 0u);
-    for (std::size_t c = 0; c < channels; ++c) {
-        float* const x = raw + c * block_tokens;
-        const std::size_t stride = channels * block_tokens;
-        for (std::size_t t = tokens; t < blocks * block_tokens; ++t) {
-            x[(t / block_tokens) * stride + t % block_tokens] = x[0];
-        }
-        lanes low = broadcast(x[0]);
-        lanes high = low;
-        lanes poison = {};
-        for (std::size_t b = 0; b < blocks; ++b) {
-            for (std::size_t v = 0; v < block_vectors; ++v) {
-                const lanes value = load(x + b * stride + v * lane_count);
-                low = select(lanes_cast<int_lanes>(value < low), value, low);
-                high = larger_of(high, value);
-                poison += value * 0.0f;
-            }
-        }
-        float zero = low[0];
-        float top = high[0];
-        for (std::size_t i = 1; i < lane_count; ++i) {
-            zero = smaller(low[i], zero);
-            top = larger(high[i], top);
-        }
-        const bool finite = sum(poison) == 0;
-        constexpr double half_max = 65504;
-        const double range = finite ? static_cast<double>(top) - static_cast<double>(zero) + 0.0 : 0;
-        const double step = smaller(range / static_cast<double>(levels), half_max);
-        // "+ 0": a zero of either sign is +0, for which one is the smallest depends on the order.
-        zeros[c] = finite ? from_float<half>(larger(smaller(zero, 65504.0f), -65504.0f) + 0.0f) : half{0x7e00};
-        steps[c] = from_float<half>(static_cast<float>(step));
-
-        const float stored_zero = to_float(zeros[c]);
-        const float stored_step = to_float(steps[c]);
-        if (!(stored_step > 0)) {
-            continue;  // all codes 0
-        }
-        const float inverse = 1.0f / stored_step;
-        const std::size_t bit = c * bits;
-        const auto shift = static_cast<std::uint32_t>(bit % 32);
-        const bool straddles = shift + bits > 32;
-        for (std::size_t b = 0; b < blocks; ++b) {
-            for (std::size_t v = 0; v < block_vectors; ++v) {
-                const lanes ratio = (load(x + b * stride + v * lane_count) - stored_zero) * inverse + 0.5f;
-                const lanes above = select(lanes_cast<int_lanes>(ratio > 0.0f), ratio, lanes{});
-                const lanes inside = select(lanes_cast<int_lanes>(above < levels), above, broadcast(levels));
-                const word_lanes code = lanes_cast<word_lanes>(__builtin_convertvector(inside, int_lanes));
-                std::uint32_t* const at = codes + (b * words + bit / 32) * block_tokens + v * lane_count;
-                store_words(at, load_words(at) | (code << shift));
-                if (straddles) {
-                    store_words(at + block_tokens, code >> (32 - shift));
-                }
-            }
-        }
-    }
-}
-
-inline constexpr std::size_t head_tile = 4;        // query heads whose sums are in registers together
-inline constexpr std::size_t channel_tile = 128;   // channels whose factors are on the stack
-inline constexpr std::size_t vectors_at_once = 2;  // hides the latency of the sums
-
-/// Factors of one group, a head each: logit = base + sum_c factor[c] * (code of channel c, shifted to where it lies).
-struct rope_pair_factors {
-    alignas(64) float query[head_tile][channel_tile];
-    alignas(64) float factor[head_tile * channel_tile];
-    float base[head_tile];
-};
-
-/// Adds codes, already where their factor expects them, to the sums of all heads.
-template <std::size_t Heads>
-VERKV_ALWAYS_INLINE void add_codes(const word_lanes (&code)[vectors_at_once], const float* factor,
-                                   lanes (&sums)[Heads][vectors_at_once]) {
-    lanes value[vectors_at_once];
-    for (std::size_t v = 0; v < vectors_at_once; ++v) {
-        value[v] = __builtin_convertvector(lanes_cast<int_lanes>(code[v]), lanes);
-    }
-    for (std::size_t h = 0; h < Heads; ++h) {
-        const lanes f = broadcast(factor[h * channel_tile]);
-        for (std::size_t v = 0; v < vectors_at_once; ++v) {
-            sums[h][v] += f * value[v];
-        }
-    }
-}
-
-/// Adds the channels in the lower half of the words: bits divide 16, so none goes over the border.
-template <unsigned Bits, std::size_t Heads, std::size_t... Channel>
-VERKV_ALWAYS_INLINE void add_half_word(const word_lanes (&word)[vectors_at_once], const float* factor,
-                                       lanes (&sums)[Heads][vectors_at_once], std::index_sequence<Channel...>) {
-    const auto add = [&](std::size_t channel, std::uint32_t mask) __attribute__((always_inline)) {
-        word_lanes code[vectors_at_once];
-        for (std::size_t v = 0; v < vectors_at_once; ++v) {
-            code[v] = word[v] & mask;
-        }
-        add_codes<Heads>(code, factor + channel, sums);
-    };
-    (add(Channel, ((1u << Bits) - 1) << (Channel * Bits)), ...);
-}
-
-/// Whether the codes of so many bits are read half a word at a time, masked where they lie.
-[[nodiscard]] constexpr bool by_half_words(unsigned bits) noexcept {
-    return 16 % bits == 0;
-}
-
-/// Adds all channels. Bits = 0: of any number of bits, given at run time.
-template <unsigned Bits, std::size_t Heads>
-VERKV_ALWAYS_INLINE void add_channels(const std::uint32_t* const (&at)[vectors_at_once], std::size_t channels,
-                                      unsigned bits, const float* factor, lanes (&sums)[Heads][vectors_at_once]) {
-    constexpr std::size_t block_tokens = rope_pair_codes::block_tokens;
-    word_lanes word[vectors_at_once];
-    if constexpr (Bits > 0) {
-        constexpr std::size_t unit = 16 / Bits;
-        std::uint32_t half_words = 0;
-        for (std::size_t c = 0; c < channels; c += unit, ++half_words) {
-            for (std::size_t v = 0; v < vectors_at_once; ++v) {
-                word[v] = load_words(at[v] + half_words / 2 * block_tokens) >> (half_words % 2 * 16);
-            }
-            add_half_word<Bits, Heads>(word, factor + c, sums, std::make_index_sequence<unit>{});
-        }
-    } else {
-        for (std::size_t c = 0, bit = 0; c < channels; ++c, bit += bits) {
-            const auto shift = static_cast<std::uint32_t>(bit % 32);
-            for (std::size_t v = 0; v < vectors_at_once; ++v) {
-                const std::uint32_t* const from = at[v] + bit / 32 * block_tokens;
-                word[v] = load_words(from) >> shift;
-                if (shift + bits > 32) {
-                    word[v] |= load_words(from + block_tokens) << (32 - shift);
-                }
-                word[v] &= (1u << bits) - 1;
-            }
-            add_codes<Heads>(word, factor + c, sums);
-        }
-    }
-}
 
 /// Logits of one group for up to four heads. `more`: the channels of an earlier tile are in the logits already.
 template <unsigned Bits, std::size_t Heads>
@@ -254,13 +54,27 @@ void score_group(const rope_pair_codes& s, const std::uint32_t* codes, std::size
         }
     }
 }
-
 using score_group_function = void (*)(const rope_pair_codes&, const std::uint32_t*, std::size_t, std::size_t,
                                       const rope_pair_factors&, bool, float*, std::ptrdiff_t) noexcept;
 
+/// Whether codes are multiplied as bytes: where there is an instruction for it, and codes do not straddle bytes.
+[[nodiscard]] constexpr bool by_bytes(unsigned bits) noexcept {
+    return has_byte_dots && by_half_words(bits);
+}
+
+template <unsigned Bits, std::size_t Heads>
+constexpr score_group_function score_group_at() noexcept {
+#if VERKV_LANES_DOTS
+    if constexpr (Bits > 0) {
+        return score_group_by_bytes<Bits, Heads>;
+    }
+#endif
+    return score_group<Bits, Heads>;
+}
+
 template <unsigned Bits>
 inline constexpr std::array<score_group_function, head_tile> score_group_of_heads = {
-    score_group<Bits, 1>, score_group<Bits, 2>, score_group<Bits, 3>, score_group<Bits, 4>};
+    score_group_at<Bits, 1>(), score_group_at<Bits, 2>(), score_group_at<Bits, 3>(), score_group_at<Bits, 4>()};
 
 inline score_group_function score_group_of(unsigned bits, std::size_t heads) noexcept {
     switch (bits) {
@@ -280,10 +94,12 @@ inline score_group_function score_group_of(unsigned bits, std::size_t heads) noe
 /// Groups first_group ... last_group-1 for all query heads.
 inline void score_groups(const rope_pair_codes& s, rows<float> queries, float scale, matrix_view<float> logits,
                          std::size_t first_group, std::size_t last_group) noexcept {
-    // Codes that divide a half word stay where they lie in it; the factor takes the shift back. Exact: powers of two.
+    // Codes that divide a half word stay where they lie in it, unless they are taken as bytes; the factor takes the
+    // shift back. Exact: powers of two.
     alignas(64) float unshift[rope_pair_codes::block_tokens];
     for (std::size_t c = 0; c < rope_pair_codes::block_tokens; ++c) {
-        unshift[c] = by_half_words(s.bits) ? 1.0f / static_cast<float>(1u << (c * s.bits % 16)) : 1.0f;
+        unshift[c] =
+            by_half_words(s.bits) && !by_bytes(s.bits) ? 1.0f / static_cast<float>(1u << (c * s.bits % 16)) : 1.0f;
     }
     rope_pair_factors factors;
     for (std::size_t head = 0; head < queries.count; head += head_tile) {
@@ -330,8 +146,10 @@ inline void score_groups(const rope_pair_codes& s, rows<float> queries, float sc
 /// the codes were made of, logits has that shape and its rows do not overlap.
 /// Reads the codes once for all queries, and writes the logits: no memory is allocated.
 /// Float accumulation, channel after channel: error at most (channels + 3) 2^-23 scale sum_c |q_c| (|zero_c| + code
-/// step_c). A token's bits depend on its group's codes and parameters alone, not on its place, the other queries or the
-/// number of threads. Throws nothing.
+/// step_c). Where the target multiplies bytes (AVX512-VNNI, AVX-VNNI) and codes have 1, 2, 4 or 8 bits, the factors q_c
+/// step_c are rounded to 14 bits of the largest of the group first, which adds at most 2^-13 max_c |scale q_c step_c|
+/// sum_c code_c: some thousandth of what the codes themselves leave out. A token's bits depend on its group's codes and
+/// parameters alone, not on its place, the other queries or the number of threads. Throws nothing.
 inline void rope_pair_estimate(const cpu& exec, const rope_pair_codes& s, rows<float> queries, float scale,
                                matrix_view<float> logits) noexcept {
     if (queries.count == 0 || s.groups == 0) {

@@ -10,9 +10,10 @@
 #include <limits>
 
 #include "verkv/core/views.hpp"
+#include "verkv/cpu/code_products.hpp"
 #include "verkv/cpu/executor.hpp"
 #include "verkv/cpu/lanes.hpp"
-#include "verkv/cpu/rope_pair_estimate.hpp"
+#include "verkv/cpu/rope_pair_codes.hpp"
 
 namespace verkv::inline v0 {
 
@@ -119,6 +120,18 @@ inline float best_code_scale(const float* u, std::size_t key_dim, std::size_t pa
         }
     }
     return best_scale;
+}
+
+/// A coordinate's code by a scale, and the value that it stands for, +-1/2, +-3/2, ...
+struct signed_code {
+    std::uint32_t code;
+    double value;
+};
+inline signed_code code_at_scale(float u, float scale, unsigned bits) noexcept {
+    const std::uint32_t levels = 1u << (bits - 1);
+    const auto step = static_cast<std::uint32_t>(smaller(std::abs(u) * scale, static_cast<float>(levels - 1)));
+    const std::uint32_t code = u < 0 ? levels - 1 - step : levels + step;
+    return {code, static_cast<double>(code) - static_cast<double>(levels) + 0.5};
 }
 
 inline constexpr std::size_t rotated_heads = 2 * head_tile;  // query heads that one pass over the codes serves

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "verkv/core/detail/floats.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/blank_marked.hpp"
 #include "verkv/cpu/executor.hpp"
@@ -37,11 +38,7 @@ struct soft_hash {
 inline bool hash_softly(const socket_codes& s, const float* query, soft_hash& out) noexcept {
     double row[hash_buckets::largest_key_dim];
     alignas(64) double projected[hash_buckets::most_groups * hash_buckets::group_planes];
-    float poison = 0;
-    for (std::size_t c = 0; c < s.keys.key_dim; ++c) {
-        row[c] = static_cast<double>(query[c]);
-        poison += 0 * query[c];
-    }
+    std::copy_n(query, s.keys.key_dim, row);
     project(s.keys, row, projected);
     const std::size_t groups = s.keys.groups();
     for (std::size_t l = 0; l < s.keys.tables; ++l) {
@@ -64,7 +61,7 @@ inline bool hash_softly(const socket_codes& s, const float* query, soft_hash& ou
             }
         }
     }
-    return poison == 0;
+    return finite_row(query, s.keys.key_dim);
 }
 
 /// Ranks of the tokens of a block.

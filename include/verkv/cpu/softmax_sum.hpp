@@ -121,12 +121,19 @@ VERKV_ALWAYS_INLINE double exponentiate(std::span<float> x, float shift) {
 
 /// Largest element; NaN is passed over; -infinity for none.
 VERKV_ALWAYS_INLINE float largest_of(std::span<const float> x) {
-    lanes tops = broadcast(-std::numeric_limits<float>::infinity());
+    // Four at a time: each waits for the one before it.
+    constexpr float none = -std::numeric_limits<float>::infinity();
+    lanes tops[4] = {broadcast(none), broadcast(none), broadcast(none), broadcast(none)};
     std::size_t i = 0;
-    for (; i + lane_count <= x.size(); i += lane_count) {
-        tops = larger_of(load(x.data() + i), tops);
+    for (; i + 4 * lane_count <= x.size(); i += 4 * lane_count) {
+        for (std::size_t k = 0; k < 4; ++k) {
+            tops[k] = larger_of(load(x.data() + i + k * lane_count), tops[k]);
+        }
     }
-    float top = largest(tops);
+    for (; i + lane_count <= x.size(); i += lane_count) {
+        tops[0] = larger_of(load(x.data() + i), tops[0]);
+    }
+    float top = largest(larger_of(larger_of(tops[0], tops[1]), larger_of(tops[2], tops[3])));
     for (; i < x.size(); ++i) {
         top = larger(x[i], top);
     }

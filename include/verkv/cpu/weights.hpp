@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 #include <span>
 
 #include "verkv/core/views.hpp"
@@ -12,24 +13,41 @@ namespace verkv::inline v0 {
 namespace detail {
 inline namespace VERKV_LANES_NAMESPACE {
 
-/// Sum of floats: lanes over blocks of 1024, blocks in double. Relative error of positive terms at most (1024/lanes +
-/// 6) u.
+/// Sum of floats: four vectors of lanes over blocks of 1024, blocks in double. Relative error of positive terms at most
+/// (256/lanes + 8) u.
 inline double sum_of(std::span<const float> x) {
     constexpr std::size_t block = 1024;
     double total = 0;
     for (std::size_t first = 0; first < x.size(); first += block) {
         const std::size_t last = smaller(first + block, x.size());
-        lanes sums{};
+        lanes sums[4] = {};
         std::size_t i = first;
+        for (; i + 4 * lane_count <= last; i += 4 * lane_count) {
+            for (std::size_t k = 0; k < 4; ++k) {
+                sums[k] += load(x.data() + i + k * lane_count);
+            }
+        }
         for (; i + lane_count <= last; i += lane_count) {
-            sums += load(x.data() + i);
+            sums[0] += load(x.data() + i);
         }
         if (i < last) {
-            sums += load_first(x.data() + i, last - i);
+            sums[1] += load_first(x.data() + i, last - i);
         }
-        total += static_cast<double>(sum(sums));
+        total += static_cast<double>(sum((sums[0] + sums[1]) + (sums[2] + sums[3])));
     }
     return total;
+}
+
+/// Replaces x by log(x), positive normal numbers: error at most 2 units in the last place; log(1) is 0.
+inline void logarithms(std::span<float> x) {
+    std::size_t i = 0;
+    for (; i + lane_count <= x.size(); i += lane_count) {
+        store(x.data() + i, log(load(x.data() + i)));
+    }
+    if (i < x.size()) {
+        const lanes rest = log(load_first(x.data() + i, x.size() - i));
+        std::memcpy(x.data() + i, &rest, (x.size() - i) * sizeof(float));
+    }
 }
 
 /// score[i] = max_g weight[g][i] * factor[g] where odds[i] > 0, -infinity elsewhere.

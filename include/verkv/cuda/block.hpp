@@ -18,6 +18,9 @@ inline constexpr unsigned all_lanes = 0xffffffffu;
 /// Most threads that a block can have.
 inline constexpr unsigned most_block_threads = 1024;
 
+/// Most rows of blocks that a launch can have: KV heads or query heads of a batch.
+inline constexpr unsigned most_blocks_y = 65535;
+
 /// How much of the machine a launch takes: blocks_x * blocks_y blocks of `threads` threads, each with `shared_bytes` of
 /// shared memory. threads is a multiple of 32, at most Kernel::most_threads: so no warp lacks a lane. A launch of no
 /// blocks does nothing.

@@ -11,6 +11,7 @@
 #include "verkv/core/views.hpp"
 #include "verkv/cuda/block.hpp"
 #include "verkv/cuda/collectives.hpp"
+#include "verkv/cuda/detail/work.hpp"
 
 namespace verkv::inline v0::gpu {
 
@@ -64,6 +65,7 @@ struct check_sample_kernel {
     unsigned tasks;
     unsigned group;
     unsigned threads;
+    const std::uint32_t* work = nullptr;  // [tasks], see step_work; null: work for all
 
     [[nodiscard]] launch_shape shape() const {
         return {.blocks_x = group,
@@ -75,6 +77,9 @@ struct check_sample_kernel {
 
     template <class Block>
     VERKV_HOST_DEVICE void operator()(Block& b) const {
+        if (detail::idle(b, work, b.block_index_y())) {
+            return;
+        }
         auto doubles = b.template allocate_shared<double>(b.warps());
         auto floats = b.template allocate_shared<float>(b.warps());
         const std::size_t head = std::size_t{b.block_index_y()} * group + b.block_index();

@@ -13,6 +13,7 @@
 #include "verkv/cuda/fenced_rows.hpp"
 #include "verkv/cuda/fetch_list.hpp"
 #include "verkv/cuda/memory.hpp"
+#include "verkv/cuda/row_list.hpp"
 
 namespace verkv::inline v0::gpu {
 
@@ -164,12 +165,14 @@ private:
                              " KV heads");
         verkv::detail::check(c.key_dim > 0 && c.value_dim > 0, "rows of ", c.key_dim, " + ", c.value_dim, " channels");
         verkv::detail::check(c.page_rows > 0, "pages of 0 rows");
-        verkv::detail::check(c.max_tokens < 0x80000000u, c.max_tokens, " tokens; a request has fewer than 2^31");
-        verkv::detail::check(c.resident_pages <= 0xfffffffeu / c.page_rows, c.resident_pages, " pages of ", c.page_rows,
-                             " rows are more than 32 bits number");
-        verkv::detail::check(c.staging_rows <= 0xfffffffeu / c.requests / c.kv_heads, c.staging_rows,
+        verkv::detail::check(c.max_tokens <= most_tokens, c.max_tokens, " tokens of a request; at most ", most_tokens,
+                             " can be planned for");
+        verkv::detail::check(c.host_rows <= pinned_row, c.host_rows, " host rows are more than 31 bits number");
+        verkv::detail::check(c.resident_pages <= pinned_row / c.page_rows, c.resident_pages, " pages of ", c.page_rows,
+                             " rows are more than 31 bits number");
+        verkv::detail::check(c.staging_rows <= pinned_row / c.requests / c.kv_heads, c.staging_rows,
                              " staging rows for ", c.requests, " requests of ", c.kv_heads,
-                             " KV heads are more than 32 bits number");
+                             " KV heads are more than 31 bits number");
     }
 
     void check_task(std::size_t task) const { verkv::detail::check(task < tasks_, "task ", task, " of ", tasks_); }

@@ -11,7 +11,9 @@
 #include "verkv/cuda/block.hpp"
 #include "verkv/cuda/collectives.hpp"
 #include "verkv/cuda/detail/last_block.hpp"
+#include "verkv/cuda/detail/work.hpp"
 #include "verkv/cuda/group_plan.hpp"
+#include "verkv/cuda/row_list.hpp"
 
 namespace verkv::inline v0::gpu {
 
@@ -34,13 +36,14 @@ struct device_staging {
 /// Both ascending by token, each token once.
 struct device_fetch {
     token_index* token = nullptr;     ///< [KV head][stride]
-    row_id* row = nullptr;            ///< of the staging memory, or no_slot where there was no room; [KV head][stride]
+    row_id* row = nullptr;            ///< of the staging memory, or of pinned memory; [KV head][stride]
     float* log_weight = nullptr;      ///< [KV head][rows of the plan][stride]; -infinity where a head does not use it
     std::uint32_t* count = nullptr;   ///< [KV head]
     row_id* copy_from = nullptr;      ///< row of host memory, [KV head][stride]
     row_id* copy_to = nullptr;        ///< row of the staging memory, [KV head][stride]
     std::uint32_t* copies = nullptr;  ///< [KV head]
-    std::uint32_t* missed = nullptr;  ///< rows that there was no room for, [KV head]
+    std::uint32_t* copied = nullptr;  ///< copies are added to it, [KV head]; or null
+    std::uint32_t* pinned = nullptr;  ///< rows that there was no room for: read where they lie; [KV head]
     std::size_t stride = 0;
 };
 
@@ -50,7 +53,8 @@ struct device_fetch {
 ///
 /// Blocks share the plan's list in pieces; the last block puts what they found together and runs the staging: slots
 /// needed by this step keep their rows, the others are given away in turn from the ring's hand on. Where the step needs
-/// more rows than there are slots, those that come last have none, and `missed` says how many.
+/// more rows than there are slots, those that come last have none: they are listed as rows of pinned memory, where
+/// attention reads them over the bus, as often as it would have copied them. `pinned` says how many.
 /// blocks_y is the number of KV heads; any number of blocks along x and of threads.
 /// Preconditions (unchecked): arrays are as large as said; `arrived` is 0, and is so again afterwards.
 /// Reads 4 (2 + rows) bytes a listed token, 4 more for one that may be used, 4 a slot of the staging; writes 4 (4 +
@@ -69,9 +73,10 @@ struct fetch_list_kernel {
     const std::uint32_t* residents = nullptr;      ///< [KV head]; null without resident_base
     device_staging staging;
     device_fetch fetch;
-    std::uint32_t* counts = nullptr;   ///< [KV head][blocks], scratch
-    std::uint32_t* missing = nullptr;  ///< [KV head][fetch.stride], scratch
-    std::uint32_t* arrived = nullptr;  ///< [KV head]
+    const std::uint32_t* work = nullptr;  ///< [KV head], see step_work; null: work for all
+    std::uint32_t* counts = nullptr;      ///< [KV head][blocks], scratch
+    std::uint32_t* missing = nullptr;     ///< [KV head][fetch.stride], scratch
+    std::uint32_t* arrived = nullptr;     ///< [KV head]
     std::size_t stride = 0;
     std::size_t resident_stride = 0;
     std::uint32_t kv_heads = 0;
@@ -86,6 +91,9 @@ struct fetch_list_kernel {
     template <class Block>
     VERKV_HOST_DEVICE void operator()(Block& b) const {
         const std::size_t kv = b.block_index_y();
+        if (detail::idle(b, work, kv)) {
+            return;
+        }
         auto scratch = b.template allocate_shared<std::uint32_t>(b.warps() + 1);
         auto begins = b.template allocate_shared<std::uint32_t>(b.blocks() + 1);
         const unsigned listed = b.load_global(plan.count + kv);
@@ -235,14 +243,19 @@ private:
         }
         given = smaller(given, lacking);
         for (unsigned j = given + b.thread(); j < lacking; j += b.threads()) {
-            b.store_global(fetch.row + list + b.load_global(missing + list + j), no_slot);
+            const unsigned i = b.load_global(missing + list + j);
+            const token_index token = b.load_global(fetch.token + list + i);
+            b.store_global(fetch.row + list + i, pinned_row | b.load_readonly(host_row + kv * stride + token));
         }
         b.sync();  // all have read the step
         if (b.thread() == 0) {
             b.store_global(staging.step + kv, step);
             b.store_global(fetch.count + kv, total);
             b.store_global(fetch.copies + kv, given);
-            b.store_global(fetch.missed + kv, lacking - given);
+            if (fetch.copied != nullptr) {
+                b.store_global(fetch.copied + kv, b.load_global(fetch.copied + kv) + given);
+            }
+            b.store_global(fetch.pinned + kv, lacking - given);
         }
     }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "verkv/certify/bernstein.hpp"
+#include "verkv/core/error.hpp"
 #include "verkv/core/host_device.hpp"
 #include "verkv/core/tolerance.hpp"
 #include "verkv/cuda/block.hpp"
@@ -15,6 +16,21 @@
 #include "verkv/plan/breakpoint_window.hpp"
 
 namespace verkv::inline v0::gpu {
+
+/// Most tokens of a KV head: 2^22. Bins add up parts of at most 2^40 units each in signed 64 bits.
+inline constexpr std::size_t most_tokens = std::size_t{1} << 22;
+
+namespace detail {
+
+/// What a planning kernel can be launched with. Throws invalid_argument.
+inline void check_plan_shape(std::size_t stride, std::uint32_t heads, unsigned most_heads) {
+    verkv::detail::check(stride <= most_tokens, "room for ", stride, " tokens of a KV head; planning counts at most ",
+                         most_tokens);
+    verkv::detail::check(heads > 0 && heads <= most_heads, "groups of ", heads,
+                         " query heads; the kernel was compiled for 1 to ", most_heads);
+}
+
+}  // namespace detail
 
 /// Where the level kappa/R of a query head by itself lies.
 struct head_level {
@@ -33,7 +49,7 @@ struct head_level {
 /// window, that no level of it raises, are summed in double, by threads, then blocks, in their order. The last block
 /// scans the edges, a warp a head.
 /// Preconditions (unchecked): arrays are as large as said; sums, counts, terms and `arrived` are 0, and are so again
-/// afterwards; n < 2^22; Heads >= G.
+/// afterwards. Checked at launch: stride <= most_tokens, G <= Heads.
 /// Reads 4 (G + 1) bytes a token. Error of V at an edge: n 2^-40 kappa^2 from the bins, beside 2^-23 of V for terms
 /// that are products of floats; certificates are asked to be below epsilon (1 - 2^-14), so that it does not matter.
 template <unsigned Heads>
@@ -70,6 +86,7 @@ struct find_levels_kernel {
     }
 
     [[nodiscard]] launch_shape shape() const {
+        detail::check_plan_shape(stride, heads, Heads);
         const std::size_t bins = std::size_t{heads} * edges;
         shared_layout shared;
         shared = shared.array<std::uint64_t>(bins * sums_of_bin);

@@ -8,6 +8,7 @@
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cuda/block.hpp"
+#include "verkv/cuda/detail/work.hpp"
 
 namespace verkv::inline v0::gpu {
 
@@ -30,6 +31,7 @@ struct gather_rows_kernel {
     const row_id* copy_from = nullptr;      ///< [KV head][list_stride]
     const row_id* copy_to = nullptr;        ///< [KV head][list_stride]
     const std::uint32_t* copies = nullptr;  ///< [KV head]
+    const std::uint32_t* work = nullptr;    ///< [KV head], see step_work; null: work for all
     std::size_t from_stride = 0;            ///< elements from one row to the next
     std::size_t to_stride = 0;
     std::size_t list_stride = 0;
@@ -42,6 +44,9 @@ struct gather_rows_kernel {
 
     template <class Block>
     VERKV_HOST_DEVICE void operator()(Block& b) const {
+        if (detail::idle(b, work, b.block_index_y())) {
+            return;
+        }
         const std::size_t list = std::size_t{b.block_index_y()} * list_stride;
         const unsigned n = b.load_global(copies + b.block_index_y());
         const bool wide = width % per_load == 0 && from_stride % per_load == 0 && to_stride % per_load == 0 &&

@@ -11,6 +11,7 @@
 #include "verkv/cuda/detail/block_moments.hpp"
 #include "verkv/cuda/detail/group_search.hpp"
 #include "verkv/cuda/detail/last_block.hpp"
+#include "verkv/cuda/detail/work.hpp"
 #include "verkv/cuda/find_levels.hpp"
 
 namespace verkv::inline v0::gpu {
@@ -22,6 +23,21 @@ struct head_decision {
     double variance;           ///< V/R^2 at r'
     double level;              ///< kappa/R; infinity where the head raises nothing
 };
+
+namespace detail {
+
+/// Whether all heads of a group have a certificate that is a number. Of what other launches wrote.
+template <class Block>
+[[nodiscard]] VERKV_HOST_DEVICE bool all_certified(Block& b, const head_decision* decision, unsigned heads) {
+    bool all = true;
+    for (unsigned h = 0; h < heads; ++h) {
+        const double after = b.load_readonly(&decision[h].certificate_after);
+        all = all && after - after == 0;
+    }
+    return all;
+}
+
+}  // namespace detail
 
 /// Lists of what a plan may fetch, in device memory: what planning kernels write and fetch_list reads.
 struct plan_lists {
@@ -38,13 +54,17 @@ struct plan_lists {
 /// a_h = R/kappa_h. All others are summed up. The last block puts the lists together, in ascending order, raises each
 /// head's level within its bin (to 2^-10), and lowers the multipliers a_h of a joint plan while all certificates hold,
 /// in a fixed number of rounds; see group_search. Of a group that raises nothing, lists are empty.
+///
+/// With `given` there is no search: r' = max(r, min(1, sqrt(sum_h (m_h/kappa_h)^2))) at the levels given (each head by
+/// itself, where lists.rows is G), as water_filling::plan_at(); all of L at 1 where work says work_everything.
+///
 /// blocks_y is the number of KV heads; any number of blocks along x and of threads.
-/// Preconditions (unchecked): arrays are as large as said; `arrived` is 0, and is so again afterwards; Heads >= G.
-/// Reads 4 (G + 1) bytes a token; writes 4 (G + 3) for each one listed, and reads 4 (G + 1) of these some 20 times.
-/// Products of floats, summed in double: certificates, of r' as it is written, have a relative error below 2^-20, and
-/// are asked to be below epsilon (1 - 2^-16). The same bits in every run, for the same `blocks` and `threads`.
-/// A head whose masses are not finite takes no part, and has a certificate of NaN. Where squares overflow, all tokens
-/// of L that weigh anything are raised to 1.
+/// Preconditions (unchecked): arrays are as large as said; `arrived` is 0, and is so again afterwards. Checked at
+/// launch: stride <= most_tokens, G <= Heads. Reads 4 (G + 1) bytes a token; writes 4 (G + 3) for each one listed, and
+/// reads 4 (G + 1) of these some 20 times. Products of floats, summed in double: certificates, of r' as it is written,
+/// have a relative error below 2^-20, and are asked to be below epsilon (1 - 2^-16). The same bits in every run, for
+/// the same `blocks` and `threads`. A head whose masses are not finite takes no part, and has a certificate of NaN.
+/// Where squares overflow, all tokens of L that weigh anything are raised to 1.
 template <unsigned Heads>
 struct group_plan_kernel {
     static_assert(Heads >= 1 && Heads <= 8);
@@ -63,6 +83,8 @@ struct group_plan_kernel {
     double* variance = nullptr;             ///< [KV head][blocks][Heads], scratch
     float* term = nullptr;                  ///< [KV head][blocks][Heads], scratch
     std::uint32_t* arrived = nullptr;       ///< [KV head]
+    const double* given = nullptr;          ///< kappa/R to plan at, [KV head][G]; null: they are searched for
+    const std::uint32_t* work = nullptr;    ///< [KV head], see step_work; null: work for all
     std::size_t stride = 0;
     std::uint32_t kv_heads = 0;
     std::uint32_t heads = 0;  ///< G
@@ -72,6 +94,7 @@ struct group_plan_kernel {
     std::uint32_t threads = 256;
 
     [[nodiscard]] launch_shape shape() const {
+        detail::check_plan_shape(stride, heads, Heads);
         shared_layout shared;
         shared = shared.array<std::uint32_t>(threads / warp_size + 1);
         shared = shared.array<std::uint32_t>(blocks + 1);
@@ -82,10 +105,14 @@ struct group_plan_kernel {
     template <class Block>
     VERKV_HOST_DEVICE void operator()(Block& b) const {
         const std::size_t kv = b.block_index_y();
+        if (detail::idle(b, work, kv)) {
+            return;
+        }
+        const bool everything = work != nullptr && b.load_readonly(work + kv) == work_everything;
         auto scratch = b.template allocate_shared<std::uint32_t>(b.warps() + 1);
         auto begins = b.template allocate_shared<std::uint32_t>(b.blocks() + 1);
         detail::group_search<Block, Heads> search(b);
-        list_tokens(b, kv, scratch, search);
+        list_tokens(b, kv, everything, scratch, search);
         if (!detail::last_block(b, arrived + kv, scratch)) {
             return;
         }
@@ -93,14 +120,20 @@ struct group_plan_kernel {
                               0};
         r.count = join(b, kv, scratch, begins);
         search.begin(b, level + kv * heads, heads, epsilon, log_term, [&](unsigned h) { return rest(b, kv, h); });
-        search.find_own(b, r);
         const bool joint = lists.rows == 1 && heads > 1;
-        if (joint && r.count > 0) {
-            search.find_joint(b, r);
+        if (given != nullptr) {
+            search.use_given(b, r, given + kv * heads, joint);
+        } else {
+            search.find_own(b, r);
+            if (joint && r.count > 0) {
+                search.find_joint(b, r);
+            }
         }
         for (unsigned i = b.thread(); i < r.count; i += b.threads()) {
             for (unsigned h = 0; h < lists.rows; ++h) {
-                const float p = joint ? search.joint_probability(b, r, i) : search.own_probability(b, r, i, h);
+                const float p = everything ? 1.0f
+                                : joint    ? search.joint_probability(b, r, i)
+                                           : search.own_probability(b, r, i, h);
                 b.store_global(lists.probability + (kv * lists.rows + h) * lists.stride + i, p);
             }
         }
@@ -109,9 +142,13 @@ struct group_plan_kernel {
             const head_level own = b.load_global(level + kv * heads + h);
             const float reached = joint && r.count > 0 ? search.joint_level(h) : search.own_level(h);
             const bool sound = own.low == own.low;
+            const bool estimates = sound && !everything;
             b.store_global(decision + kv * heads + h,
-                           head_decision{own.before, sound ? search.certificate(h) : own.before, search.variance(h),
-                                         static_cast<double>(reached)});
+                           head_decision{own.before,
+                                         estimates ? search.certificate(h)
+                                         : sound   ? 0.0
+                                                   : own.before,
+                                         everything ? 0.0 : search.variance(h), static_cast<double>(reached)});
         }
         if (b.thread() == 0) {
             b.store_global(lists.count + kv, r.count);
@@ -126,7 +163,8 @@ private:
 
     /// Lists the tokens of a block's piece that may be raised, at the head of the piece; adds up the others.
     template <class Block, class Scratch, class Search>
-    VERKV_HOST_DEVICE void list_tokens(Block& b, std::size_t kv, Scratch scratch, Search& search) const {
+    VERKV_HOST_DEVICE void list_tokens(Block& b, std::size_t kv, bool everything, Scratch scratch,
+                                       Search& search) const {
         float inverse[Heads] = {};
         float multiplier[Heads] = {};
         for (unsigned h = 0; h < Heads; ++h) {
@@ -134,7 +172,8 @@ private:
                 const head_level own = b.load_global(level + kv * heads + h);
                 inverse[h] =
                     own.low == own.low ? static_cast<float>(1 / b.load_readonly(reference + kv * heads + h)) : 0.0f;
-                multiplier[h] = 1 / Search::level_of(own);
+                multiplier[h] = 1 / (given != nullptr ? static_cast<float>(b.load_readonly(given + kv * heads + h))
+                                                      : Search::level_of(own));
             }
         }
         const detail::token_range piece = detail::tokens_of(b, b.load_readonly(tokens + kv));
@@ -154,7 +193,7 @@ private:
                 const float a = x[h] * multiplier[h];
                 wish += a * a;
             }
-            if (wish * ((1 + o) * (1 + o)) > 1) {
+            if (everything || wish * ((1 + o) * (1 + o)) > 1) {
                 return true;
             }
             for (unsigned h = 0; h < Heads; ++h) {

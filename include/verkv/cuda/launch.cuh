@@ -75,14 +75,17 @@ inline constexpr std::size_t ordinary_shared_bytes = 48 * 1024;
 /// The members of k are copied: k may go when this returns, what it points to when the kernel has run. Does not wait
 /// for the device, allocates nothing, and can be captured in a graph. No blocks: no launch. Above 48 KiB of shared
 /// memory each call also sets the kernel's limit, which takes about a microsecond. Throws invalid_argument for a number
-/// of threads that is no multiple of 32 or above K::most_threads; cuda_error where the runtime refuses the launch. What
-/// goes wrong on the device later shows at a later call.
+/// of threads that is no multiple of 32 or above K::most_threads, or too many rows of blocks; cuda_error where the
+/// runtime refuses the launch. What goes wrong on the device later shows at a later call.
 template <kernel K>
 void launch(cudaStream_t stream, const K& k) {
     static_assert(sizeof(K) <= 4096, "a kernel's parameters have room for 4096 bytes");
     const launch_shape s = k.shape();
     detail::check(s.threads > 0 && s.threads % warp_size == 0 && s.threads <= K::most_threads, "blocks of ", s.threads,
                   " threads; a multiple of ", warp_size, ", at most ", unsigned{K::most_threads}, ", is needed");
+    detail::check(s.blocks_y <= most_blocks_y, s.blocks_y,
+                  " rows of blocks (KV heads, or query heads, of a batch); at most ", most_blocks_y,
+                  " can be launched");
     if (s.blocks_x == 0 || s.blocks_y == 0) {
         return;
     }

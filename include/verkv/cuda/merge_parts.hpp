@@ -16,7 +16,8 @@ namespace verkv::inline v0::gpu {
 /// [tasks, group]. A part with lse = -infinity is empty, its output is not read; where all are, o = 0 and lse =
 /// -infinity. Reads each part once: tasks group parts (value_dim + 1) floats. Weights and sums in double, rounded once:
 /// an error of 2^-24 relative to sum_p w_p |o_p|, beside what the parts' own lse were rounded by. Parts in order: the
-/// same bits for any number of threads. NaN in a part makes its query head NaN.
+/// same bits for any number of threads. NaN in a part makes its query head NaN; so does a total that is not
+/// finite: some key is not a number, and the rows that were read may not show it.
 struct merge_parts_kernel {
     static constexpr unsigned most_threads = 1024;
 
@@ -29,6 +30,7 @@ struct merge_parts_kernel {
     unsigned value_dim;
     unsigned parts;
     unsigned threads;
+    const double* total = nullptr;  // sum of planned masses, [tasks, group]; or null
 
     [[nodiscard]] launch_shape shape() const {
         return {.blocks_x = group,
@@ -50,16 +52,19 @@ struct merge_parts_kernel {
             top = maximum()(top, b.load_readonly(part_lse + first + std::size_t{p} * group));
         }
         top = block_max(b, scratch, top);
+        const bool sound =
+            total == nullptr || finite(b.load_readonly(total + std::size_t{b.block_index_y()} * group + head));
         const double shift = top == empty ? 0.0 : static_cast<double>(top);
         for (unsigned p = b.thread(); p < parts; p += b.threads()) {
             const float part = b.load_readonly(part_lse + first + std::size_t{p} * group);
             weights.set(p, part == empty ? 0.0 : std::exp(static_cast<double>(part) - shift));
         }
         b.sync();
-        double total = 0;
+        double all = 0;
         for (unsigned p = 0; p < parts; ++p) {
-            total += weights.get(p);
+            all += weights.get(p);
         }
+        all = sound ? all : __builtin_nan("");
         for (unsigned c = b.thread(); c < value_dim; c += b.threads()) {
             double sum = 0;
             for (unsigned p = 0; p < parts; ++p) {
@@ -69,12 +74,15 @@ struct merge_parts_kernel {
                     sum += weight * static_cast<double>(b.load_readonly(part_output + at));
                 }
             }
-            b.store_global(output + to * value_dim + c, total == 0 ? 0.0f : static_cast<float>(sum / total));
+            b.store_global(output + to * value_dim + c, all == 0 ? 0.0f : static_cast<float>(sum / all));
         }
         if (b.thread() == 0) {
-            b.store_global(lse + to, total == 0 ? empty : static_cast<float>(shift + std::log(total)));
+            b.store_global(lse + to, all == 0 ? empty : static_cast<float>(shift + std::log(all)));
         }
     }
+
+private:
+    [[nodiscard]] VERKV_HOST_DEVICE static bool finite(double x) { return x - x == 0; }
 };
 
 }  // namespace verkv::inline v0::gpu

@@ -1,4 +1,4 @@
-// Which rows of a pool a KV head of a request reads: their number is on the device.
+// Which rows a KV head of a request reads, and where they lie: their number is on the device.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +9,30 @@
 
 namespace verkv::inline v0::gpu {
 
+/// The bit of a row's number that says: it is a row of pinned memory.
+inline constexpr row_id pinned_row = 0x80000000u;
+
+/// The two memories that rows lie in, both with rows `stride` elements apart. A row is read over the bus where it has
+/// the bit pinned_row, which is what becomes of rows that staging has no room for: so every row that a list can name is
+/// there. The other 31 bits number the rows of a memory.
+template <class T>
+struct row_memory {
+    const T* device = nullptr;
+    const T* pinned = nullptr;  ///< not looked at where no row has the bit
+    std::size_t stride = 0;
+
+    /// First element of a row. Host and device.
+    [[nodiscard]] VERKV_HOST_DEVICE const T* at(row_id row) const {
+        const T* const memory = (row & pinned_row) != 0 ? pinned : device;
+        return memory + std::size_t{row & ~pinned_row} * stride;
+    }
+};
+
 /// The lists of a launch's tasks; a task is a KV head of a request. Row i < count[task] of a task is
 ///     pages[task * page_stride + i / page_rows] * page_rows + i % page_rows    a paged block table; row ids: page_rows
 ///     1 task * task_rows + i                                                    without pages: rows that lie in order
-/// Lists are as long as count says: memory behind that is not read. Rows are numbered with 32 bits, count is below
-/// 2^31.
+/// Lists are as long as count says: memory behind that is not read. Rows are numbered with 31 bits, see row_memory;
+/// count is below 2^31.
 struct row_list {
     const std::uint32_t* count = nullptr;  ///< [tasks]
     const std::uint32_t* pages = nullptr;  ///< [tasks, page_stride], or null

@@ -8,7 +8,9 @@
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cuda/block.hpp"
+#include "verkv/cuda/detail/work.hpp"
 #include "verkv/cuda/rope_pair_logits.hpp"
+#include "verkv/cuda/row_list.hpp"
 
 namespace verkv::inline v0::gpu {
 
@@ -29,16 +31,17 @@ struct row_logits_kernel {
     static_assert(Heads >= 1 && Heads <= 8);
     static constexpr unsigned most_threads = 1024;
 
-    const T* rows = nullptr;               ///< keys of all rows of a pool
-    const row_id* ids = nullptr;           ///< [KV head][list_stride]
-    const token_index* tokens = nullptr;   ///< [KV head][list_stride]; null without `logits`
-    const std::uint32_t* count = nullptr;  ///< [KV head], rows listed
-    const float* queries = nullptr;        ///< [KV head][G][key_dim]
-    const float* odds = nullptr;           ///< [KV head][stride]; null: all listed count
-    float* listed = nullptr;               ///< [KV head][G][list_stride], or null
-    float* logits = nullptr;               ///< [KV head][G][stride], or null
-    std::uint32_t* top = nullptr;          ///< [KV head][G], ordered_bits(), raised; null without `logits`
-    std::size_t row_stride = 0;            ///< elements from one row to the next
+    const T* rows = nullptr;              ///< keys of all rows of a pool
+    row_list list;                        ///< rows listed
+    const token_index* tokens = nullptr;  ///< [KV head][list_stride]; null without `logits`
+    const float* queries = nullptr;       ///< [KV head][G][key_dim]
+    const float* odds = nullptr;          ///< [KV head][stride]; null: all listed count
+    float* listed = nullptr;              ///< [KV head][G][list_stride], or null
+    float* logits = nullptr;              ///< [KV head][G][stride], or null
+    std::uint32_t* top = nullptr;         ///< [KV head][G], ordered_bits(), raised; null without `logits`
+    const T* pinned_rows = nullptr;       ///< keys of rows with the bit pinned_row
+    std::size_t row_stride = 0;           ///< elements from one row to the next
+    const std::uint32_t* work = nullptr;  ///< [KV head], see step_work; null: work for all
     std::size_t list_stride = 0;
     std::size_t stride = 0;
     std::uint32_t kv_heads = 0;
@@ -56,13 +59,16 @@ struct row_logits_kernel {
     template <class Block>
     VERKV_HOST_DEVICE void operator()(Block& b) const {
         const std::size_t kv = b.block_index_y();
+        if (detail::idle(b, work, kv)) {
+            return;
+        }
         auto query = b.template allocate_shared<float>(std::size_t{heads} * key_dim);
         auto scratch = b.template allocate_shared<float>(b.warps());
         for (std::size_t i = b.thread(); i < std::size_t{heads} * key_dim; i += b.threads()) {
             query.set(i, b.load_readonly(queries + kv * heads * key_dim + i) * scale);
         }
         b.sync();
-        const unsigned n = b.load_global(count + kv);
+        const unsigned n = b.load_global(list.count + kv);
         const unsigned lanes = lanes_of_row();
         const unsigned rows_of_warp = warp_size / lanes;
         const unsigned step = b.blocks() * b.warps() * rows_of_warp;
@@ -76,7 +82,7 @@ struct row_logits_kernel {
                 const unsigned i = at + b.lane() / lanes;
                 float sums[Heads] = {};
                 if (i < n) {
-                    add_products(b, query, b.load_readonly(ids + kv * list_stride + i), b.lane() % lanes, lanes, head,
+                    add_products(b, query, list.row(b, static_cast<unsigned>(kv), i), b.lane() % lanes, lanes, head,
                                  sums);
                 }
                 for (unsigned h = 0; h < Heads; ++h) {
@@ -109,9 +115,10 @@ private:
     template <class Block, class Query>
     VERKV_HOST_DEVICE void add_products(Block& b, Query query, row_id id, unsigned lane, unsigned lanes, unsigned head,
                                         float (&sums)[Heads]) const {
-        const T* const row = rows + std::size_t{id} * row_stride;
-        const bool wide =
-            key_dim % per_load == 0 && row_stride % per_load == 0 && reinterpret_cast<std::uintptr_t>(rows) % 16 == 0;
+        const T* const row = row_memory<T>{rows, pinned_rows, row_stride}.at(id);
+        const bool wide = key_dim % per_load == 0 && row_stride % per_load == 0 &&
+                          reinterpret_cast<std::uintptr_t>(rows) % 16 == 0 &&
+                          reinterpret_cast<std::uintptr_t>(pinned_rows) % 16 == 0;
         for (unsigned c = lane * per_load; c < key_dim; c += lanes * per_load) {
             float key[per_load] = {};
             if (wide) {

@@ -24,7 +24,8 @@ namespace verkv::inline v0::gpu {
 /// slower. Heads: of query heads that share a row's load, 1, 2, 4 or 8; larger groups read the rows once for each so
 /// many.
 ///
-/// queries [tasks, group, key_dim]; key of row r at keys + r key_stride, value at values + r value_stride; log_weight
+/// queries [tasks, group, key_dim]; key of row r at keys + r key_stride, value at values + r value_stride, or at
+/// pinned_keys and pinned_values with the same strides where r has the bit pinned_row; log_weight
 /// (task, g, i) at log_weight + task weight_task_stride + g weight_head_stride + i, or null: all 0. part_output [tasks,
 /// all_parts, group, value_dim] and part_lse [tasks, all_parts, group], of which this launch writes parts first_part
 /// ... first_part + parts - 1: so the lists of two pools merge together. An empty part's lse is -infinity; its output
@@ -60,6 +61,8 @@ struct sparse_attention_kernel {
     unsigned first_part;
     unsigned all_parts;
     unsigned threads;
+    const T* pinned_keys = nullptr;
+    const T* pinned_values = nullptr;
 
     [[nodiscard]] launch_shape shape() const {
         const std::size_t warps = threads / warp_size;
@@ -126,7 +129,7 @@ struct sparse_attention_kernel {
                     continue;
                 }
                 const row_id row = used ? list.row(b, task, i) : 0;
-                scores::score(b, query, logits, keys, key_stride, row, mask, keys_width());
+                scores::score(b, query, logits, row_memory<T>{keys, pinned_keys, key_stride}, row, mask, keys_width());
                 b.sync_warp();
                 float factor[Heads];
                 weight_pack weight[quads];
@@ -149,7 +152,8 @@ struct sparse_attention_kernel {
                 }
                 b.sync_warp();
                 sum.rescale(b, sums, factor, values_width());
-                sum.add(b, sums, weights, values, value_stride, row, mask, values_width());
+                sum.add(b, sums, weights, row_memory<T>{values, pinned_values, value_stride}, row, mask,
+                        values_width());
             }
             finish(b, of_warps, of_block, sums, sum, top, denominator, to + head, here);
         }

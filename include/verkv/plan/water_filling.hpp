@@ -441,12 +441,9 @@ private:
     static void write_entries(const float* wish, float factor, const workspace& w, verkv::plan& out) {
         out.entries.resize(w.picked.count());
         std::size_t count = 0;
-        for (std::size_t i = 0; i < w.picked.count(); ++i) {
-            const float raised = detail::raised_probability(wish[i] * factor, w.picked.odds()[i]);
-            if (raised > 0) {
-                out.entries[count++] = {w.picked.token()[i], raised, 1};
-            }
-        }
+        detail::for_each_raised(w.picked, wish, factor, [&](token_index token, float raised) {
+            out.entries[count++] = {token, raised, 1};
+        });
         out.entries.resize(count);
         out.raised = count;
     }
@@ -455,6 +452,7 @@ private:
     static void write_own(float kappa, const workspace& w, verkv::plan& out) {
         out.entries.clear();
         out.raised = 0;
+        out.joint = false;
         if (kappa < unlimited) {
             write_entries(w.picked.mass(0), 1 / kappa, w, out);
         }
@@ -534,6 +532,7 @@ private:
             if (h > 0) {
                 out[h].entries.assign(out[0].entries.begin(), out[0].entries.end());
             }
+            out[h].joint = true;
             out[h].raised = out[0].raised;
             out[h].shrunk = 0;
             out[h].level = static_cast<double>(factor / w.trial[h]);

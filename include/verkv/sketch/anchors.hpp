@@ -10,12 +10,14 @@
 #include <utility>
 #include <vector>
 
+#include "verkv/core/detail/floats.hpp"
 #include "verkv/core/error.hpp"
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/anchor_estimate.hpp"
+#include "verkv/sketch/detail/checks.hpp"
 #include "verkv/sketch/detail/choose_anchors.hpp"
-#include "verkv/sketch/detail/inputs.hpp"
+#include "verkv/sketch/detail/packed_codes.hpp"
 
 namespace verkv::inline v0 {
 
@@ -63,7 +65,7 @@ public:
     /// Throws as validate(options) does.
     explicit anchor_sketch(const anchor_options& options) : options_(options) {
         validate(options);
-        words_ = (options.key_dim * options.bits + 31) / 32;
+        codes_ = detail::packed_codes((options.key_dim * options.bits + 31) / 32);
     }
 
     /// Chooses anchors among the keys whose channels are all finite, and forgets all tokens.
@@ -72,7 +74,7 @@ public:
     /// invalid_argument for keys of another width.
     template <class Backend, class T>
     void fit(const Backend&, rows<T> keys) {
-        detail::check_sketched_keys(keys, options_.key_dim);
+        detail::check_keys(keys, options_.key_dim);
         std::vector<token_index> tokens =
             detail::choose_anchors(keys, options_.anchors, options_.sample, options_.seed);
         // Without any, 0 stands in for one.
@@ -102,7 +104,7 @@ public:
     /// keys of another width, invalid_state before fit().
     template <class Backend, class T>
     void append(const Backend&, rows<T> keys) {
-        detail::check_sketched_keys(keys, options_.key_dim);
+        detail::check_keys(keys, options_.key_dim);
         detail::check<invalid_state>(!anchors_.empty(), "append() of ", keys.count,
                                      " tokens to an anchor sketch before fit() chose its anchors");
         make_room(tokens_ + keys.count, true);
@@ -119,14 +121,12 @@ public:
     /// Forgets tokens first ... last-1; estimates and bounds of the others keep their bits, under their new indices.
     /// Moves what lies behind. Allocates nothing. Throws invalid_argument unless first <= last <= size().
     void erase(std::size_t first, std::size_t last) {
-        detail::check_erased(first, last, tokens_);
+        detail::check_range(first, last, tokens_);
         if (first == last) {
             return;
         }
         for (std::size_t from = last, to = first; from < tokens_; ++from, ++to) {
-            for (std::size_t w = 0; w < words_; ++w) {
-                *word_of(to, w) = *word_of(from, w);
-            }
+            codes_.move(from, to);
             index_[to] = index_[from];
             gain_[to] = gain_[from];
             step_[to] = step_[from];
@@ -142,7 +142,7 @@ public:
     /// invalid_argument for queries of another width or logits of another shape.
     template <class Backend>
     void estimate(const Backend& exec, rows<float> queries, float scale, matrix_view<float> logits) const {
-        detail::check_estimates(queries, options_.key_dim, logits, tokens_, "logits");
+        detail::check_output(queries, logits, options_.key_dim, tokens_, "logits");
         anchor_estimate(exec, codes(), queries, scale, logits, nullptr);
     }
 
@@ -155,8 +155,8 @@ public:
     template <class Backend>
     void estimate(const Backend& exec, rows<float> queries, float scale, matrix_view<float> logits,
                   matrix_view<float> bounds) const {
-        detail::check_estimates(queries, options_.key_dim, logits, tokens_, "logits");
-        detail::check_estimates(queries, options_.key_dim, bounds, tokens_, "bounds");
+        detail::check_output(queries, logits, options_.key_dim, tokens_, "logits");
+        detail::check_output(queries, bounds, options_.key_dim, tokens_, "bounds");
         anchor_estimate(exec, codes(), queries, scale, logits, &bounds);
     }
 
@@ -197,35 +197,30 @@ public:
         s.key_dim = options_.key_dim;
         s.anchor_count = anchor_squares_.size();
         s.padded_anchors = padded(anchor_squares_.size());
-        s.words = words_;
+        s.words = codes_.words();
         s.largest_norm = largest_norm_;
         s.bits = options_.bits;
         return s;
     }
 
 private:
-    static constexpr std::size_t block = anchor_codes::block_tokens;
-
-    [[nodiscard]] static std::size_t padded(std::size_t n) { return (n + block - 1) / block * block; }
+    /// Anchors, like tokens, are read in whole blocks.
+    [[nodiscard]] static std::size_t padded(std::size_t n) { return detail::packed_codes::padded(n); }
 
     [[nodiscard]] std::size_t token_bytes() const noexcept {
-        return words_ * sizeof(std::uint32_t) + sizeof(std::uint16_t) + sizeof(half) + 2 * sizeof(float);
-    }
-
-    [[nodiscard]] std::uint32_t* word_of(std::size_t token, std::size_t word) {
-        return codes_.data() + (token / block * words_ + word) * block + token % block;
+        return codes_.words() * sizeof(std::uint32_t) + sizeof(std::uint16_t) + sizeof(half) + 2 * sizeof(float);
     }
 
     void make_room(std::size_t tokens, bool geometric) {
-        detail::make_room_in(codes_, padded(tokens) * words_, geometric);
-        detail::make_room_in(index_, padded(tokens), geometric);
-        detail::make_room_in(gain_, padded(tokens), geometric);
-        detail::make_room_in(step_, padded(tokens), geometric);
-        detail::make_room_in(error_, padded(tokens), geometric);
+        codes_.make_room(tokens, geometric);
+        detail::make_room(index_, padded(tokens), geometric);
+        detail::make_room(gain_, padded(tokens), geometric);
+        detail::make_room(step_, padded(tokens), geometric);
+        detail::make_room(error_, padded(tokens), geometric);
     }
 
     void resize(std::size_t tokens) {
-        codes_.resize(padded(tokens) * words_);
+        codes_.resize(tokens);
         index_.resize(padded(tokens));
         gain_.resize(padded(tokens));
         step_.resize(padded(tokens));
@@ -236,12 +231,10 @@ private:
     /// Finds the anchor of one token, and writes gain, code, step and error.
     template <class T>
     void encode(const T* key, std::size_t token) {
-        for (std::size_t w = 0; w < words_; ++w) {
-            *word_of(token, w) = 0;
-        }
+        codes_.clear(token);
         index_[token] = 0;
         step_[token] = 0;
-        if (!detail::all_finite(key, options_.key_dim)) {
+        if (!detail::finite_row(key, options_.key_dim)) {
             gain_[token] = half{0x7e00};
             error_[token] = std::numeric_limits<float>::infinity();
             return;
@@ -298,23 +291,15 @@ private:
             direction[c] = static_cast<float>(rest[c] / most);
         }
         const float scale = detail::best_code_scale(direction, d, padded(d), options_.bits);
-        const std::uint32_t levels = 1u << (options_.bits - 1);
         double dot = 0;
         double square = 0;
         double value[anchor_codes::largest_key_dim];
         for (std::size_t c = 0; c < d; ++c) {
-            const float ratio = smaller(std::abs(direction[c]) * scale, static_cast<float>(levels - 1));
-            const auto magnitude = static_cast<std::uint32_t>(ratio);
-            const std::uint32_t code = direction[c] < 0 ? levels - 1 - magnitude : levels + magnitude;
-            value[c] = static_cast<double>(code) - static_cast<double>(levels) + 0.5;
+            const detail::signed_code own = detail::code_at_scale(direction[c], scale, options_.bits);
+            value[c] = own.value;
             dot += rest[c] * value[c];
             square += value[c] * value[c];
-            const std::size_t bit = c * options_.bits;
-            const auto shift = static_cast<unsigned>(bit % 32);
-            *word_of(token, bit / 32) |= code << shift;
-            if (shift + options_.bits > 32) {
-                *word_of(token, bit / 32 + 1) |= code >> (32 - shift);
-            }
+            codes_.put(token, c * options_.bits, options_.bits, own.code);
         }
         step_[token] = static_cast<float>((std::min)(dot / square, 1e37));
         const auto step = static_cast<double>(step_[token]);
@@ -325,12 +310,11 @@ private:
     }
 
     anchor_options options_;
-    std::size_t words_ = 0;
     std::vector<float> anchors_;          ///< [channel][padded anchor]
     std::vector<double> anchor_squares_;  ///< ||anchor||^2
     std::vector<token_index> anchor_tokens_;
     double largest_norm_ = 0;
-    std::vector<std::uint32_t> codes_;
+    detail::packed_codes codes_;
     std::vector<std::uint16_t> index_;
     std::vector<half> gain_;
     std::vector<float> step_;

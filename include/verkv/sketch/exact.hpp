@@ -10,6 +10,7 @@
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/score_rows.hpp"
+#include "verkv/sketch/detail/checks.hpp"
 
 namespace verkv::inline v0 {
 
@@ -39,9 +40,7 @@ public:
     void append(const Backend&, rows<T> keys) {
         detail::check<invalid_state>(key_dim_ > 0, "append() of ", keys.count,
                                      " tokens to an exact sketch before fit()");
-        detail::check(keys.width == key_dim_, "keys have ", keys.width, " channels; the sketch is of keys of ",
-                      key_dim_);
-        detail::check(keys.count == 0 || keys.data != nullptr, "null pointer for ", keys.count, " keys");
+        detail::check_keys(keys, key_dim_);
         const std::size_t needed = keys_.size() + elements(keys.count);
         if (needed > keys_.capacity()) {
             keys_.reserve(needed > 2 * keys_.capacity() ? needed : 2 * keys_.capacity());
@@ -58,8 +57,7 @@ public:
     /// Forgets tokens first ... last-1; the logits of the others keep their bits, under their new indices.
     /// Throws invalid_argument unless first <= last <= size().
     void erase(std::size_t first, std::size_t last) {
-        detail::check(first <= last && last <= size(), "erase tokens ", first, " to ", last, " of a sketch of ",
-                      size());
+        detail::check_range(first, last, size());
         keys_.erase(keys_.begin() + static_cast<std::ptrdiff_t>(first * key_dim_),
                     keys_.begin() + static_cast<std::ptrdiff_t>(last * key_dim_));
     }

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "verkv/core/detail/floats.hpp"
 #include "verkv/core/error.hpp"
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"

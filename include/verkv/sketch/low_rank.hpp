@@ -10,12 +10,13 @@
 #include <utility>
 #include <vector>
 
+#include "verkv/core/detail/floats.hpp"
 #include "verkv/core/error.hpp"
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/low_rank_estimate.hpp"
+#include "verkv/sketch/detail/checks.hpp"
 #include "verkv/sketch/detail/coefficients.hpp"
-#include "verkv/sketch/detail/inputs.hpp"
 #include "verkv/sketch/detail/orthonormal.hpp"
 #include "verkv/sketch/detail/subspace.hpp"
 
@@ -83,7 +84,7 @@ public:
         verkv::validate(basis, "basis");
         std::vector<double> spanning(options.rank * options.key_dim);
         for (std::size_t r = 0; r < options.rank; ++r) {
-            detail::check(detail::all_finite(basis[r], options.key_dim), "row ", r, " of a basis is not finite");
+            detail::check(detail::finite_row(basis[r], options.key_dim), "row ", r, " of a basis is not finite");
             std::copy_n(basis[r], options.key_dim, spanning.data() + r * options.key_dim);
         }
         const std::size_t independent = detail::orthonormalise(spanning, options.rank, options.key_dim);
@@ -100,7 +101,7 @@ public:
     /// reads the keys twice. Throws invalid_argument for keys of another width.
     template <class Backend, class T>
     void fit(const Backend&, rows<T> keys) {
-        detail::check_sketched_keys(keys, options_.key_dim);
+        detail::check_keys(keys, options_.key_dim);
         std::vector<float> mean = detail::mean_of_finite(keys);
         if (!given_) {
             basis_ = stored(detail::principal_directions(detail::gram_of_finite(keys), options_.rank));
@@ -114,7 +115,7 @@ public:
     /// within what reserve() asked for. Throws invalid_argument for keys of another width, invalid_state before fit().
     template <class Backend, class T>
     void append(const Backend&, rows<T> keys) {
-        detail::check_sketched_keys(keys, options_.key_dim);
+        detail::check_keys(keys, options_.key_dim);
         detail::check<invalid_state>(!mean_.empty(), "append() of ", keys.count,
                                      " tokens to a low-rank sketch before fit() took its mean");
         make_room(tokens_ + keys.count, true);
@@ -131,7 +132,7 @@ public:
     /// Forgets tokens first ... last-1; estimates and bounds of the others keep their bits, under their new indices.
     /// Moves what lies behind. Allocates nothing. Throws invalid_argument unless first <= last <= size().
     void erase(std::size_t first, std::size_t last) {
-        detail::check_erased(first, last, tokens_);
+        detail::check_range(first, last, tokens_);
         if (first == last) {
             return;
         }
@@ -150,7 +151,7 @@ public:
     /// invalid_argument for queries of another width or logits of another shape.
     template <class Backend>
     void estimate(const Backend& exec, rows<float> queries, float scale, matrix_view<float> logits) const {
-        detail::check_estimates(queries, options_.key_dim, logits, tokens_, "logits");
+        detail::check_output(queries, logits, options_.key_dim, tokens_, "logits");
         low_rank_estimate(exec, codes(), queries, scale, logits, nullptr);
     }
 
@@ -163,8 +164,8 @@ public:
     template <class Backend>
     void estimate(const Backend& exec, rows<float> queries, float scale, matrix_view<float> logits,
                   matrix_view<float> bounds) const {
-        detail::check_estimates(queries, options_.key_dim, logits, tokens_, "logits");
-        detail::check_estimates(queries, options_.key_dim, bounds, tokens_, "bounds");
+        detail::check_output(queries, logits, options_.key_dim, tokens_, "logits");
+        detail::check_output(queries, bounds, options_.key_dim, tokens_, "bounds");
         low_rank_estimate(exec, codes(), queries, scale, logits, &bounds);
     }
 
@@ -243,8 +244,8 @@ private:
 
     void make_room(std::size_t tokens, bool geometric) {
         coefficients_.make_room(padded(tokens), geometric);
-        detail::make_room_in(outside_, padded(tokens), geometric);
-        detail::make_room_in(inside_, padded(tokens), geometric);
+        detail::make_room(outside_, padded(tokens), geometric);
+        detail::make_room(inside_, padded(tokens), geometric);
     }
 
     void resize(std::size_t tokens) {
@@ -262,7 +263,7 @@ private:
         offset[0] = 0;  // GCC 12 at -O3 sees no other write
         alignas(64) double along[low_rank_codes::largest_key_dim] = {};
         alignas(64) double back[low_rank_codes::largest_key_dim];
-        const bool finite = detail::all_finite(key, d);
+        const bool finite = detail::finite_row(key, d);
         double key_square = 0;
         double mean_square = 0;
         for (std::size_t c = 0; c < d; ++c) {

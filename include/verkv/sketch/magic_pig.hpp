@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "verkv/core/detail/floats.hpp"
 #include "verkv/core/error.hpp"
 #include "verkv/core/host_device.hpp"
 #include "verkv/core/storage.hpp"

@@ -12,6 +12,7 @@
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/quest_page_estimate.hpp"
+#include "verkv/sketch/detail/checks.hpp"
 
 namespace verkv::inline v0 {
 
@@ -82,7 +83,7 @@ public:
     /// Forgets all tokens; the keys teach it nothing. Throws invalid_argument for keys of another width.
     template <class Backend, class T>
     void fit(const Backend&, rows<T> keys) {
-        check_keys(keys);
+        detail::check_keys(keys, options_.key_dim);
         erase(0, tokens_);
         open_ = false;
     }
@@ -92,7 +93,7 @@ public:
     /// fall in. Allocates nothing within what reserve() asked for. Throws invalid_argument for keys of another width.
     template <class Backend, class T>
     void append(const Backend&, rows<T> keys) {
-        check_keys(keys);
+        detail::check_keys(keys, options_.key_dim);
         if (keys.count == 0) {
             return;
         }
@@ -133,8 +134,7 @@ public:
     /// starts a new page. Moves what lies behind. Allocates nothing.
     /// Throws invalid_argument unless first <= last <= size().
     void erase(std::size_t first, std::size_t last) {
-        detail::check(first <= last && last <= tokens_, "erase tokens ", first, " to ", last, " of a sketch of ",
-                      tokens_);
+        detail::check_range(first, last, tokens_);
         if (first == last) {
             return;
         }
@@ -175,7 +175,7 @@ public:
     /// invalid_argument for queries of another width or logits of another shape.
     template <class Backend>
     void estimate(const Backend& exec, rows<float> queries, float scale, matrix_view<float> logits) const {
-        check_output(queries, logits, "logits");
+        detail::check_output(queries, logits, options_.key_dim, tokens_, "logits");
         quest_page_estimate(exec, pages_view(), queries, scale, logits, nullptr);
     }
 
@@ -189,8 +189,8 @@ public:
     template <class Backend>
     void estimate(const Backend& exec, rows<float> queries, float scale, matrix_view<float> logits,
                   matrix_view<float> bounds) const {
-        check_output(queries, logits, "logits");
-        check_output(queries, bounds, "bounds");
+        detail::check_output(queries, logits, options_.key_dim, tokens_, "logits");
+        detail::check_output(queries, bounds, options_.key_dim, tokens_, "bounds");
         quest_page_estimate(exec, pages_view(), queries, scale, logits, &bounds);
     }
 
@@ -227,40 +227,15 @@ private:
 
     [[nodiscard]] std::size_t pages() const noexcept { return first_token_.size(); }
 
-    template <class T>
-    void check_keys(rows<T> keys) const {
-        detail::check(keys.width == options_.key_dim, "keys have ", keys.width, " channels; the sketch is of keys of ",
-                      options_.key_dim);
-        detail::check(keys.count == 0 || keys.data != nullptr, "null pointer for ", keys.count, " keys");
-    }
-
-    void check_output(rows<float> queries, matrix_view<float> out, const char* what) const {
-        detail::check(queries.width == options_.key_dim, "queries have ", queries.width,
-                      " channels; the sketch is of keys of ", options_.key_dim);
-        detail::check(out.rows == queries.count && out.columns == tokens_, what, " are [", out.rows, ", ", out.columns,
-                      "] for ", queries.count, " queries and a sketch of ", tokens_, " tokens");
-        detail::check(out.rows < 2 || out.stride >= static_cast<std::ptrdiff_t>(out.columns), "rows of ", what, ", ",
-                      out.columns, " long, overlap with stride ", out.stride);
-        detail::check(queries.count == 0 || (queries.data != nullptr && (tokens_ == 0 || out.data != nullptr)),
-                      "estimate() got a null pointer for ", queries.count, " queries or their ", what);
-    }
-
-    template <class V>
-    static void make_room(V& v, std::size_t size, bool geometric) {
-        if (size > v.capacity()) {
-            v.reserve(geometric ? (std::max)(size, 2 * v.capacity()) : size);
-        }
-    }
-
     /// Room for `more` tokens, so that adding them cannot fail half way.
     void make_room(std::size_t more, bool geometric) {
         const std::size_t length = options_.page_length;
         const std::size_t rest = more - (std::min)(more, open_ ? length - open_length_ : 0);
         const std::size_t new_pages = pages() + (rest + length - 1) / length;
-        make_room(first_token_, new_pages, geometric);
-        make_room(unit_, new_pages, geometric);
-        make_room(extremes_, new_pages * 2 * padded_, geometric);
-        make_room(open_extremes_, 2 * options_.key_dim, false);
+        detail::make_room(first_token_, new_pages, geometric);
+        detail::make_room(unit_, new_pages, geometric);
+        detail::make_room(extremes_, new_pages * 2 * padded_, geometric);
+        detail::make_room(open_extremes_, 2 * options_.key_dim, false);
     }
 
     /// Rounds the open page's extremes outward.

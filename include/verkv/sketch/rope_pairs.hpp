@@ -14,6 +14,8 @@
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/rope_pair_estimate.hpp"
+#include "verkv/cpu/rope_pair_quantise.hpp"
+#include "verkv/sketch/detail/checks.hpp"
 
 namespace verkv::inline v0 {
 
@@ -82,7 +84,7 @@ public:
     /// invalid_argument for keys of another width.
     template <class Backend, class T>
     void fit(const Backend&, rows<T> keys) {
-        check_keys(keys);
+        detail::check_keys(keys, options_.key_dim);
         const std::size_t half_dim = options_.key_dim / 2;
         std::vector<double> square(options_.key_dim);
         for (std::size_t i = 0; i < keys.count; ++i) {
@@ -121,7 +123,7 @@ public:
     /// asked for. Throws invalid_argument for keys of another width, invalid_state before fit().
     template <class Backend, class T>
     void append(const Backend&, rows<T> keys) {
-        check_keys(keys);
+        detail::check_keys(keys, options_.key_dim);
         detail::check<invalid_state>(!channels_.empty(), "append() of ", keys.count,
                                      " tokens to a RoPE-pair sketch before fit() chose its channels");
         if (keys.count == 0) {
@@ -169,8 +171,7 @@ public:
     /// it starts a new group. truncate(n) is erase(n, size()). Moves what lies behind. Allocates nothing.
     /// Throws invalid_argument unless first <= last <= size().
     void erase(std::size_t first, std::size_t last) {
-        detail::check(first <= last && last <= tokens_, "erase tokens ", first, " to ", last, " of a sketch of ",
-                      tokens_);
+        detail::check_range(first, last, tokens_);
         if (first == last) {
             return;
         }
@@ -218,15 +219,7 @@ public:
     /// invalid_argument for queries of another width or logits of another shape.
     template <class Backend>
     void estimate(const Backend& exec, rows<float> queries, float scale, matrix_view<float> logits) const {
-        detail::check(queries.width == options_.key_dim, "queries have ", queries.width,
-                      " channels; the sketch is of keys of ", options_.key_dim);
-        detail::check(logits.rows == queries.count && logits.columns == tokens_, "logits are [", logits.rows, ", ",
-                      logits.columns, "] for ", queries.count, " queries and a sketch of ", tokens_, " tokens");
-        detail::check(logits.rows < 2 || logits.stride >= static_cast<std::ptrdiff_t>(logits.columns),
-                      "rows of logits, ", logits.columns, " long, overlap with stride ", logits.stride);
-        detail::check((queries.count == 0 || queries.data != nullptr) &&
-                          (queries.count == 0 || tokens_ == 0 || logits.data != nullptr),
-                      "estimate() got a null pointer for ", queries.count, " queries or their logits");
+        detail::check_output(queries, logits, options_.key_dim, tokens_, "logits");
         rope_pair_estimate(exec, codes(), queries, scale, logits);
     }
 
@@ -289,31 +282,17 @@ private:
         return raw_.data() + token / block * block * channel_count() + token % block;
     }
 
-    template <class T>
-    void check_keys(rows<T> keys) const {
-        detail::check(keys.width == options_.key_dim, "keys have ", keys.width, " channels; the sketch is of keys of ",
-                      options_.key_dim);
-        detail::check(keys.count == 0 || keys.data != nullptr, "null pointer for ", keys.count, " keys");
-    }
-
-    template <class V>
-    static void make_room(V& v, std::size_t size, bool geometric) {
-        if (size > v.capacity()) {
-            v.reserve(geometric ? (std::max)(size, 2 * v.capacity()) : size);
-        }
-    }
-
     /// Room for `more` tokens, so that adding them cannot fail half way.
     void make_room(std::size_t more, bool geometric) {
         const std::size_t length = options_.group_length;
         const std::size_t held = open_ ? tokens_ - first_token_.back() : 0;
         const std::size_t rest = more - (std::min)(more, open_ ? length - held : 0);
         const std::size_t new_groups = groups() + (rest + length - 1) / length;
-        make_room(first_token_, new_groups, geometric);
-        make_room(parameters_, new_groups * 2 * padded_, geometric);
+        detail::make_room(first_token_, new_groups, geometric);
+        detail::make_room(parameters_, new_groups * 2 * padded_, geometric);
         const std::size_t last = new_groups > groups() ? rest - (rest - 1) / length * length : held + more;
-        make_room(codes_, (new_groups - 1) * slot_words_ + blocks(last) * block * words_, geometric);
-        make_room(raw_, blocks((std::min)(length, held + more)) * block * channel_count(), geometric);
+        detail::make_room(codes_, (new_groups - 1) * slot_words_ + blocks(last) * block * words_, geometric);
+        detail::make_room(raw_, blocks((std::min)(length, held + more)) * block * channel_count(), geometric);
     }
 
     void move_token(std::uint32_t* slot, std::size_t from, std::size_t to, bool open) {

@@ -11,11 +11,14 @@
 #include <span>
 #include <vector>
 
+#include "verkv/core/detail/floats.hpp"
 #include "verkv/core/error.hpp"
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/rotated_estimate.hpp"
+#include "verkv/sketch/detail/checks.hpp"
 #include "verkv/sketch/detail/haar_rotation.hpp"
+#include "verkv/sketch/detail/packed_codes.hpp"
 #include "verkv/sketch/detail/sphere_quantile.hpp"
 
 namespace verkv::inline v0 {
@@ -65,7 +68,7 @@ public:
     explicit rotated_sketch(const rotated_options& options) : options_(options) {
         validate(options);
         padded_ = (options.key_dim + block - 1) / block * block;
-        words_ = (options.key_dim * options.bits + 31) / 32;
+        codes_ = detail::packed_codes((options.key_dim * options.bits + 31) / 32);
         rotation_ =
             std::make_shared<const std::vector<float>>(detail::haar_rotation(options.seed, options.key_dim, padded_));
     }
@@ -76,12 +79,12 @@ public:
     /// for keys of another width.
     template <class Backend, class T>
     void fit(const Backend&, rows<T> keys) {
-        check_keys(keys);
+        detail::check_keys(keys, options_.key_dim);
         std::vector<double> total(options_.key_dim);
         std::size_t finite = 0;
         for (std::size_t i = 0; i < keys.count; ++i) {
             const T* const row = keys[i];
-            if (is_finite(row)) {
+            if (detail::finite_row(row, options_.key_dim)) {
                 for (std::size_t c = 0; c < options_.key_dim; ++c) {
                     total[c] += static_cast<double>(to_float(row[c]));
                 }
@@ -102,7 +105,7 @@ public:
     /// another width, invalid_state before fit().
     template <class Backend, class T>
     void append(const Backend&, rows<T> keys) {
-        check_keys(keys);
+        detail::check_keys(keys, options_.key_dim);
         detail::check<invalid_state>(!centre_.empty(), "append() of ", keys.count,
                                      " tokens to a rotated sketch before fit() took its centre");
         make_room(tokens_ + keys.count, true);
@@ -120,15 +123,12 @@ public:
     /// their bounds unless size() falls below half of what it was rounded up to. Moves what lies behind. Allocates
     /// nothing. Throws invalid_argument unless first <= last <= size().
     void erase(std::size_t first, std::size_t last) {
-        detail::check(first <= last && last <= tokens_, "erase tokens ", first, " to ", last, " of a sketch of ",
-                      tokens_);
+        detail::check_range(first, last, tokens_);
         if (first == last) {
             return;
         }
         for (std::size_t from = last, to = first; from < tokens_; ++from, ++to) {
-            for (std::size_t w = 0; w < words_; ++w) {
-                *word_of(to, w) = *word_of(from, w);
-            }
+            codes_.move(from, to);
             gain_[to] = gain_[from];
             spread_[to] = spread_[from];
         }
@@ -142,7 +142,7 @@ public:
     /// width or logits of another shape.
     template <class Backend>
     void estimate(const Backend& exec, rows<float> queries, float scale, matrix_view<float> logits) const {
-        check_output(queries, logits, "logits");
+        detail::check_output(queries, logits, options_.key_dim, tokens_, "logits");
         rotated_estimate(exec, codes(), queries, scale, logits, nullptr);
     }
 
@@ -156,8 +156,8 @@ public:
     template <class Backend>
     void estimate(const Backend& exec, rows<float> queries, float scale, matrix_view<float> logits,
                   matrix_view<float> bounds) const {
-        check_output(queries, logits, "logits");
-        check_output(queries, bounds, "bounds");
+        detail::check_output(queries, logits, options_.key_dim, tokens_, "logits");
+        detail::check_output(queries, bounds, options_.key_dim, tokens_, "bounds");
         rotated_estimate(exec, codes(), queries, scale, logits, &bounds);
     }
 
@@ -174,12 +174,12 @@ public:
     /// padding to 16 tokens; the centre and the rotation (4 key_dim^2 bytes, shared by all copies), which do not grow
     /// with the context.
     [[nodiscard]] std::size_t bytes() const noexcept {
-        return tokens_ * (words_ * sizeof(std::uint32_t) + 2 * sizeof(float));
+        return tokens_ * (codes_.words() * sizeof(std::uint32_t) + 2 * sizeof(float));
     }
 
     /// bytes() a token: key_dim 128, 1 ... 4 bits: 24, 40, 56, 72; 4.7 % to 14 % of a bf16 cache.
     [[nodiscard]] double bytes_per_token() const noexcept {
-        return static_cast<double>(words_ * sizeof(std::uint32_t) + 2 * sizeof(float));
+        return static_cast<double>(codes_.words() * sizeof(std::uint32_t) + 2 * sizeof(float));
     }
 
     [[nodiscard]] const rotated_options& options() const noexcept { return options_; }
@@ -202,7 +202,7 @@ public:
         s.tokens = tokens_;
         s.key_dim = options_.key_dim;
         s.padded_channels = padded_;
-        s.words = words_;
+        s.words = codes_.words();
         s.bits = options_.bits;
         s.quantile = quantile_;
         return s;
@@ -211,56 +211,16 @@ public:
 private:
     static constexpr std::size_t block = rotated_codes::block_tokens;
 
-    template <class T>
-    void check_keys(rows<T> keys) const {
-        detail::check(keys.width == options_.key_dim, "keys have ", keys.width, " channels; the sketch is of keys of ",
-                      options_.key_dim);
-        detail::check(keys.count == 0 || keys.data != nullptr, "null pointer for ", keys.count, " keys");
-    }
-
-    void check_output(rows<float> queries, matrix_view<float> out, const char* what) const {
-        detail::check(queries.width == options_.key_dim, "queries have ", queries.width,
-                      " channels; the sketch is of keys of ", options_.key_dim);
-        detail::check(out.rows == queries.count && out.columns == tokens_, what, " are [", out.rows, ", ", out.columns,
-                      "] for ", queries.count, " queries and a sketch of ", tokens_, " tokens");
-        detail::check(out.rows < 2 || out.stride >= static_cast<std::ptrdiff_t>(out.columns), "rows of ", what, ", ",
-                      out.columns, " long, overlap with stride ", out.stride);
-        detail::check(queries.count == 0 || (queries.data != nullptr && (tokens_ == 0 || out.data != nullptr)),
-                      "estimate() got a null pointer for ", queries.count, " queries or their ", what);
-    }
-
-    template <class T>
-    [[nodiscard]] bool is_finite(const T* row) const {
-        float poison = 0;
-        for (std::size_t c = 0; c < options_.key_dim; ++c) {
-            poison += 0 * to_float(row[c]);
-        }
-        return poison == 0;
-    }
-
-    [[nodiscard]] std::uint32_t* word_of(std::size_t token, std::size_t word) {
-        return codes_.data() + (token / block * words_ + word) * block + token % block;
-    }
-
-    [[nodiscard]] static std::size_t padded_tokens(std::size_t tokens) { return (tokens + block - 1) / block * block; }
-
-    template <class V>
-    static void make_room(V& v, std::size_t size, bool geometric) {
-        if (size > v.capacity()) {
-            v.reserve(geometric ? (std::max)(size, 2 * v.capacity()) : size);
-        }
-    }
-
     void make_room(std::size_t tokens, bool geometric) {
-        make_room(codes_, padded_tokens(tokens) * words_, geometric);
-        make_room(gain_, padded_tokens(tokens), geometric);
-        make_room(spread_, padded_tokens(tokens), geometric);
+        codes_.make_room(tokens, geometric);
+        detail::make_room(gain_, detail::packed_codes::padded(tokens), geometric);
+        detail::make_room(spread_, detail::packed_codes::padded(tokens), geometric);
     }
 
     void resize(std::size_t tokens) {
-        codes_.resize(padded_tokens(tokens) * words_);
-        gain_.resize(padded_tokens(tokens));
-        spread_.resize(padded_tokens(tokens));
+        codes_.resize(tokens);
+        gain_.resize(detail::packed_codes::padded(tokens));
+        spread_.resize(detail::packed_codes::padded(tokens));
         tokens_ = tokens;
         const std::size_t counted = tokens > 0 ? std::bit_ceil(tokens) : 0;
         if (counted != counted_) {
@@ -274,12 +234,10 @@ private:
     /// Writes the code, gain and spread of one token.
     template <class T>
     void encode(const T* key, std::size_t token) {
-        for (std::size_t w = 0; w < words_; ++w) {
-            *word_of(token, w) = 0;
-        }
+        codes_.clear(token);
         gain_[token] = 0;
         spread_[token] = 0;
-        if (!is_finite(key)) {
+        if (!detail::finite_row(key, options_.key_dim)) {
             gain_[token] = std::numeric_limits<float>::quiet_NaN();
             spread_[token] = std::numeric_limits<float>::infinity();
             return;
@@ -304,23 +262,13 @@ private:
             direction[c] = static_cast<float>(rotated[c]);
         }
         const float scale = detail::best_code_scale(direction, options_.key_dim, padded_, options_.bits);
-        const std::uint32_t levels = 1u << (options_.bits - 1);
         double dot = 0;
         double length = 0;
         for (std::size_t c = 0; c < options_.key_dim; ++c) {
-            const float size = std::abs(direction[c]);
-            const float ratio = smaller(size * scale, static_cast<float>(levels - 1));
-            const auto step = static_cast<std::uint32_t>(ratio);
-            const std::uint32_t code = direction[c] < 0 ? levels - 1 - step : levels + step;
-            const double value = static_cast<double>(step) + 0.5;
-            dot += std::abs(rotated[c]) * value;
-            length += value * value;
-            const std::size_t bit = c * options_.bits;
-            const auto shift = static_cast<unsigned>(bit % 32);
-            *word_of(token, bit / 32) |= code << shift;
-            if (shift + options_.bits > 32) {
-                *word_of(token, bit / 32 + 1) |= code >> (32 - shift);
-            }
+            const detail::signed_code own = detail::code_at_scale(direction[c], scale, options_.bits);
+            dot += std::abs(rotated[c]) * std::abs(own.value);
+            length += own.value * own.value;
+            codes_.put(token, c * options_.bits, options_.bits, own.code);
         }
         length = std::sqrt(length);
         const double rho = dot / length;
@@ -332,10 +280,9 @@ private:
 
     rotated_options options_;
     std::size_t padded_ = 0;
-    std::size_t words_ = 0;
     std::shared_ptr<const std::vector<float>> rotation_;
     std::vector<float> centre_;
-    std::vector<std::uint32_t> codes_;
+    detail::packed_codes codes_;
     std::vector<float> gain_;
     std::vector<float> spread_;
     std::size_t tokens_ = 0;

@@ -10,11 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "verkv/core/detail/floats.hpp"
 #include "verkv/core/error.hpp"
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/span_estimate.hpp"
-#include "verkv/sketch/detail/inputs.hpp"
+#include "verkv/sketch/detail/checks.hpp"
 #include "verkv/sketch/detail/orthonormal.hpp"
 #include "verkv/sketch/detail/span_basis.hpp"
 #include "verkv/sketch/detail/span_store.hpp"
@@ -89,11 +90,11 @@ public:
     /// caller's thread; reads the keys twice. Throws invalid_argument for keys of another width.
     template <class Backend, class T>
     void fit(const Backend&, rows<T> keys) {
-        detail::check_sketched_keys(keys, options_.key_dim);
+        detail::check_keys(keys, options_.key_dim);
         std::vector<float> mean = detail::mean_of_finite(keys);
         std::vector<double> cosine;
         for (std::size_t i = 1; i < keys.count; ++i) {
-            if (detail::all_finite(keys[i - 1], options_.key_dim) && detail::all_finite(keys[i], options_.key_dim)) {
+            if (detail::finite_row(keys[i - 1], options_.key_dim) && detail::finite_row(keys[i], options_.key_dim)) {
                 cosine.push_back(similarity(keys[i - 1], keys[i], mean.data()));
             }
         }
@@ -148,7 +149,7 @@ public:
     /// truncate(n) is erase(n, size()). Moves what lies behind. Allocates nothing.
     /// Throws invalid_argument unless first <= last <= size().
     void erase(std::size_t first, std::size_t last) {
-        detail::check_erased(first, last, size());
+        detail::check_range(first, last, size());
         const std::size_t closed = closed_.tokens();
         const std::size_t width = options_.key_dim;
         detail::span_store::cut(open_, ((std::max)(first, closed) - closed) * width,
@@ -163,7 +164,7 @@ public:
     /// Throws invalid_argument for queries of another width or logits of another shape.
     template <class Backend>
     void estimate(const Backend& exec, rows<float> queries, float scale, matrix_view<float> logits) const {
-        detail::check_estimates(queries, options_.key_dim, logits, size(), "logits");
+        detail::check_output(queries, logits, options_.key_dim, size(), "logits");
         span_estimate(exec, codes(), queries, scale, logits, nullptr);
     }
 
@@ -175,8 +176,8 @@ public:
     template <class Backend>
     void estimate(const Backend& exec, rows<float> queries, float scale, matrix_view<float> logits,
                   matrix_view<float> bounds) const {
-        detail::check_estimates(queries, options_.key_dim, logits, size(), "logits");
-        detail::check_estimates(queries, options_.key_dim, bounds, size(), "bounds");
+        detail::check_output(queries, logits, options_.key_dim, size(), "logits");
+        detail::check_output(queries, bounds, options_.key_dim, size(), "bounds");
         span_estimate(exec, codes(), queries, scale, logits, &bounds);
     }
 
@@ -241,7 +242,7 @@ private:
     }
 
     void reserve_scratch() {
-        detail::make_room_in(open_, options_.max_length * options_.key_dim, false);
+        detail::make_room(open_, options_.max_length * options_.key_dim, false);
         scratch_.reserve(options_.max_length, options_.key_dim, options_.rank);
     }
 
@@ -256,9 +257,9 @@ private:
     template <class T, class Starts, class Add, class Close>
     void cut_spans(const rows<T>& keys, Starts& starts, Add&& add, Close&& close) const {
         std::size_t length = open_length();
-        bool whole = length == 0 || detail::all_finite(last_open(), options_.key_dim);
+        bool whole = length == 0 || detail::finite_row(last_open(), options_.key_dim);
         for (std::size_t i = 0; i < keys.count; ++i) {
-            const bool finite = detail::all_finite(keys[i], options_.key_dim);
+            const bool finite = detail::finite_row(keys[i], options_.key_dim);
             if (length > 0 && (!finite || !whole || starts(i, length))) {
                 close();
                 length = 0;
@@ -274,7 +275,7 @@ private:
 
     template <class T, class Starts>
     void append_spans(const rows<T>& keys, Starts&& starts) {
-        detail::check_sketched_keys(keys, options_.key_dim);
+        detail::check_keys(keys, options_.key_dim);
         detail::check<invalid_state>(!mean_.empty(), "append() of ", keys.count,
                                      " tokens to a span sketch before fit() took its threshold");
         // Counted first, so that adding them cannot fail half way.

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "verkv/core/detail/floats.hpp"
 #include "verkv/core/error.hpp"
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
@@ -19,6 +20,7 @@
 #include "verkv/sketch/detail/haar_rotation.hpp"
 #include "verkv/sketch/detail/lloyd_max.hpp"
 #include "verkv/sketch/detail/normal.hpp"
+#include "verkv/sketch/detail/packed_codes.hpp"
 
 namespace verkv::inline v0 {
 
@@ -76,7 +78,7 @@ public:
         level_bits_ = projects ? options.bits - 1 : options.bits;
         padded_ = (options.key_dim + block - 1) / block * block;
         level_words_ = (options.key_dim * level_bits_ + 31) / 32;
-        words_ = level_words_ + (projects ? (options.key_dim + 31) / 32 : 0);
+        codes_ = detail::packed_codes(level_words_ + (projects ? (options.key_dim + 31) / 32 : 0));
         auto shared = std::make_shared<matrices>();
         shared->rotation = detail::haar_rotation(options.seed, options.key_dim, padded_);
         if (projects) {
@@ -130,9 +132,7 @@ public:
             return;
         }
         for (std::size_t from = last, to = first; from < tokens_; ++from, ++to) {
-            for (std::size_t w = 0; w < words_; ++w) {
-                *word_of(to, w) = *word_of(from, w);
-            }
+            codes_.move(from, to);
             norm_[to] = norm_[from];
             if (!residual_.empty()) {
                 residual_[to] = residual_[from];
@@ -193,7 +193,7 @@ public:
         s.key_dim = options_.key_dim;
         s.padded_channels = padded_;
         s.level_words = level_words_;
-        s.words = words_;
+        s.words = codes_.words();
         s.bits = level_bits_;
         return s;
     }
@@ -212,25 +212,19 @@ private:
     [[nodiscard]] bool projects() const noexcept { return options_.form == turbo_quant_form::inner_product; }
 
     [[nodiscard]] std::size_t token_bytes() const noexcept {
-        return words_ * sizeof(std::uint32_t) + (projects() ? 2 : 1) * sizeof(float);
+        return codes_.words() * sizeof(std::uint32_t) + (projects() ? 2 : 1) * sizeof(float);
     }
-
-    [[nodiscard]] std::uint32_t* word_of(std::size_t token, std::size_t word) {
-        return codes_.data() + (token / block * words_ + word) * block + token % block;
-    }
-
-    [[nodiscard]] static std::size_t padded_tokens(std::size_t tokens) { return (tokens + block - 1) / block * block; }
 
     void make_room(std::size_t tokens, bool geometric) {
-        detail::make_room(codes_, padded_tokens(tokens) * words_, geometric);
-        detail::make_room(norm_, padded_tokens(tokens), geometric);
-        detail::make_room(residual_, projects() ? padded_tokens(tokens) : 0, geometric);
+        codes_.make_room(tokens, geometric);
+        detail::make_room(norm_, detail::packed_codes::padded(tokens), geometric);
+        detail::make_room(residual_, projects() ? detail::packed_codes::padded(tokens) : 0, geometric);
     }
 
     void resize(std::size_t tokens) {
-        codes_.resize(padded_tokens(tokens) * words_);
-        norm_.resize(padded_tokens(tokens));
-        residual_.resize(projects() ? padded_tokens(tokens) : 0);
+        codes_.resize(tokens);
+        norm_.resize(detail::packed_codes::padded(tokens));
+        residual_.resize(projects() ? detail::packed_codes::padded(tokens) : 0);
         tokens_ = tokens;
     }
 
@@ -238,9 +232,7 @@ private:
     template <class T>
     void encode(const T* key, std::size_t token) {
         const std::size_t d = options_.key_dim;
-        for (std::size_t w = 0; w < words_; ++w) {
-            *word_of(token, w) = 0;
-        }
+        codes_.clear(token);
         norm_[token] = 0;
         if (projects()) {
             residual_[token] = 0;
@@ -279,7 +271,7 @@ private:
         }
         detail::rotate(shared_->projection.data(), d, padded_, direction, rotated);
         for (std::size_t c = 0; c < d; ++c) {
-            *word_of(token, level_words_ + c / 32) |= static_cast<std::uint32_t>(rotated[c] < 0) << c % 32;
+            codes_.put(token, 32 * level_words_ + c, 1, rotated[c] < 0 ? 1u : 0u);
         }
         residual_[token] = static_cast<float>(norm * std::sqrt(rest * std::numbers::pi / 2) / static_cast<double>(d));
     }
@@ -294,11 +286,7 @@ private:
             ++index;
         }
         const auto code = static_cast<std::uint32_t>(y < 0 ? levels.size() + index : index);
-        const std::size_t bit = c * level_bits_;
-        *word_of(token, bit / 32) |= code << bit % 32;
-        if (bit % 32 + level_bits_ > 32) {
-            *word_of(token, bit / 32 + 1) |= code >> (32 - bit % 32);
-        }
+        codes_.put(token, c * level_bits_, level_bits_, code);
         const auto level = static_cast<double>(levels[index]);
         return y < 0 ? y + level : y - level;
     }
@@ -307,9 +295,8 @@ private:
     unsigned level_bits_ = 0;
     std::size_t padded_ = 0;
     std::size_t level_words_ = 0;
-    std::size_t words_ = 0;
     std::shared_ptr<const matrices> shared_;
-    std::vector<std::uint32_t> codes_;
+    detail::packed_codes codes_;
     std::vector<float> norm_;
     std::vector<float> residual_;
     std::size_t tokens_ = 0;

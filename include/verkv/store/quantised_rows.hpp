@@ -9,13 +9,13 @@
 #include <limits>
 #include <span>
 
+#include "verkv/core/detail/floats.hpp"
 #include "verkv/core/detail/product.hpp"
 #include "verkv/core/error.hpp"
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/executor.hpp"
 #include "verkv/cpu/lanes.hpp"
-#include "verkv/sketch/detail/inputs.hpp"
 
 namespace verkv::inline v0 {
 
@@ -153,7 +153,7 @@ void quantise_rows(const cpu&, rows<T> from, const quantised_rows& to) {
     constexpr float infinity = std::numeric_limits<float>::infinity();
     std::fill_n(to.spoiled, (to.tokens + 7) / 8, std::uint8_t{0});
     for (std::size_t t = 0; t < to.tokens; ++t) {
-        if (!detail::all_finite(from[t], shape.width)) {
+        if (!detail::finite_row(from[t], shape.width)) {
             to.spoiled[t / 8] = static_cast<std::uint8_t>(to.spoiled[t / 8] | 1u << (t % 8));
         }
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -281,58 +282,100 @@ private:
         return sampled(static_cast<double>(e.probability), u);
     }
 
-    static float log_weight_of(const plan_entry& e) {
-        return e.probability == e.shrinkage ? 0.0f
-                                            : static_cast<float>(std::log(static_cast<double>(e.shrinkage) /
-                                                                          static_cast<double>(e.probability)));
-    }
-
     /// Writes the plans' probabilities over those of the sample, and lists the rows that they add.
     void use_plans() {
-        constexpr float out = -std::numeric_limits<float>::infinity();
         for (std::size_t g = 0; g < heads(); ++g) {
             const plan& p = w.plans[g];
-            const auto log_weight = matrix(w.resident_log_weight, head.resident.size()).row(g);
-            const auto probability = matrix(w.resident_probability, head.resident.size());
-            const auto fetched_log_weight = fetched_view(w.fetched_log_weight, 0, tokens());
-            const auto fetched_probability = fetched_view(w.fetched_probability, 0, tokens());
             head_reports[g].rows_shrunk = static_cast<std::uint32_t>(p.shrunk);
             head_reports[g].certificate_after = p.certificate_after;
-            if (g > 0 && p.entries == w.plans[0].entries) {  // a joint plan
+            if (g > 0 && p.joint && w.plans[0].joint) {
                 copy_uses(0, g);
-                continue;
+            } else {
+                use_plan(g, p);
             }
-            std::uint32_t planned = 0;
-            for (const plan_entry& e : p.entries) {
-                if (const std::uint32_t slot = head.slot[e.token]; slot != head.offloaded) {
-                    log_weight[slot] = log_weight_of(e);
-                    if (checks()) {
-                        probability.row(g)[slot] = e.probability;
-                    }
-                    continue;
-                }
-                if (!uses(e)) {
-                    continue;
-                }
-                ++planned;
-                std::uint32_t& slot = w.fetched_slot[e.token];
-                if (slot == 0) {
-                    w.fetched.push_back(e.token);
-                    slot = static_cast<std::uint32_t>(w.fetched.size());
-                    for (std::size_t h = 0; h < heads(); ++h) {
-                        fetched_log_weight.row(h)[slot - 1] = out;
-                        if (checks()) {
-                            fetched_probability.row(h)[slot - 1] = 0;
-                        }
-                    }
-                }
-                fetched_log_weight.row(g)[slot - 1] = log_weight_of(e);
-                if (checks()) {
-                    fetched_probability.row(g)[slot - 1] = e.probability;
-                }
-            }
-            head_reports[g].rows_planned = planned;
         }
+    }
+
+    void use_plan(std::size_t g, const plan& p) {
+        const auto log_weight = matrix(w.resident_log_weight, head.resident.size()).row(g);
+        const auto fetched_log_weight = fetched_view(w.fetched_log_weight, 0, tokens()).row(g);
+        float* probability = nullptr;
+        float* fetched_probability = nullptr;
+        if (checks()) {
+            probability = matrix(w.resident_probability, head.resident.size()).row(g).data();
+            fetched_probability = fetched_view(w.fetched_probability, 0, tokens()).row(g).data();
+        }
+        std::uint32_t planned = 0;
+        inverse_weights some;
+        for (const plan_entry& e : p.entries) {
+            float* to = nullptr;
+            if (const std::uint32_t slot = head.slot[e.token]; slot != head.offloaded) {
+                to = &log_weight[slot];
+                if (probability) {
+                    probability[slot] = e.probability;
+                }
+            } else if (uses(e)) {
+                ++planned;
+                const std::uint32_t place = place_of(e.token);
+                to = &fetched_log_weight[place];
+                if (fetched_probability) {
+                    fetched_probability[place] = e.probability;
+                }
+            }
+            if (to) {
+                some.add(to, e);
+            }
+        }
+        some.write();
+        head_reports[g].rows_planned = planned;
+    }
+
+    /// log(lambda/r') of plan entries, some at a time, each to where it belongs.
+    class inverse_weights {
+    public:
+        void add(float* to, const plan_entry& e) {
+            to_[count_] = to;
+            ratio_[count_] = e.probability == e.shrinkage ? 1.0f : e.shrinkage / e.probability;
+            if (!(ratio_[count_] < 0x1p126f)) {  // in float, the ratio may be infinite
+                *to = static_cast<float>(std::log(static_cast<double>(e.shrinkage)) -
+                                         std::log(static_cast<double>(e.probability)));
+                return;
+            }
+            if (++count_ == capacity) {
+                write();
+            }
+        }
+        void write() {
+            logarithms(std::span<float>(ratio_).first(count_));
+            for (std::size_t i = 0; i < count_; ++i) {
+                *to_[i] = ratio_[i];
+            }
+            count_ = 0;
+        }
+
+    private:
+        static constexpr std::size_t capacity = 64;
+        std::size_t count_ = 0;
+        std::array<float*, capacity> to_;
+        std::array<float, capacity> ratio_;
+    };
+
+    /// The place of a token among the fetched rows, where it is put if it is not there yet, for no head so far.
+    std::uint32_t place_of(token_index token) {
+        std::uint32_t& slot = w.fetched_slot[token];
+        if (slot == 0) {
+            w.fetched.push_back(token);
+            slot = static_cast<std::uint32_t>(w.fetched.size());
+            const auto log_weight = fetched_view(w.fetched_log_weight, 0, tokens());
+            const auto probability = fetched_view(w.fetched_probability, 0, tokens());
+            for (std::size_t h = 0; h < heads(); ++h) {
+                log_weight.row(h)[slot - 1] = -std::numeric_limits<float>::infinity();
+                if (checks()) {
+                    probability.row(h)[slot - 1] = 0;
+                }
+            }
+        }
+        return slot - 1;
     }
 
     /// What one head's plan made of the sample, for another with the same plan.

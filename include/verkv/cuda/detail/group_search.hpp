@@ -133,6 +133,24 @@ public:
         look_own(b, r);
     }
 
+    /// In place of a search: the levels given, of the heads together or each by itself. After begin().
+    VERKV_HOST_DEVICE void use_given(Block& b, const raisable& r, const double* given, bool joint) {
+        largest_ = false;
+        factor_ = 1;
+        if (b.thread() < heads_) {
+            const auto kappa = static_cast<float>(b.load_readonly(given + b.thread()));
+            kappa_.set(b.thread(), kappa);
+            own_.set(b.thread(), 1 / kappa);
+            trial_.set(b.thread(), 1 / kappa);
+        }
+        b.sync();
+        if (joint) {
+            look(b, r);
+        } else {
+            look_own(b, r);
+        }
+    }
+
     /// One r' for all heads: r' = wish/factor(), wish the root of sum (a_h m_h)^2, or the largest a_h m_h where that
     /// comes to fewer rows.
     VERKV_HOST_DEVICE void find_joint(Block& b, const raisable& r) {

@@ -8,6 +8,7 @@
 #include "verkv/core/views.hpp"
 #include "verkv/cuda/block.hpp"
 #include "verkv/cuda/detail/unroll.hpp"
+#include "verkv/cuda/row_list.hpp"
 
 namespace verkv::inline v0::gpu::detail {
 
@@ -96,8 +97,8 @@ struct row_scores {
 
     /// logits[warp, h, j] for the rows j of `mask`; anything for others, of which no memory is read. row: of a lane.
     template <class Block, class Queries, class Logits>
-    VERKV_HOST_DEVICE static void score(Block& b, Queries query, Logits logits, const T* keys, std::size_t stride,
-                                        row_id row, unsigned mask, unsigned key_dim) {
+    VERKV_HOST_DEVICE static void score(Block& b, Queries query, Logits logits, const row_memory<T>& keys, row_id row,
+                                        unsigned mask, unsigned key_dim) {
         constexpr unsigned batch = neighbours * at_once;
         for (unsigned first = 0; first < warp_size; first += batch) {
             const unsigned of_batch = batch == warp_size ? all_lanes : ((1u << batch % warp_size) - 1) << first;
@@ -107,7 +108,7 @@ struct row_scores {
             VERKV_UNROLL
             for (unsigned r = 0; r < at_once; ++r) {
                 j[r] = first + r * neighbours + b.lane() / lanes;
-                key[r] = keys + static_cast<std::size_t>(b.shuffle(row, j[r])) * stride;
+                key[r] = keys.at(b.shuffle(row, j[r]));
                 used[r] = (mask >> j[r] & 1u) != 0;
             }
             if ((mask & of_batch) == 0) {

@@ -8,6 +8,7 @@
 #include "verkv/core/views.hpp"
 #include "verkv/cuda/block.hpp"
 #include "verkv/cuda/detail/unroll.hpp"
+#include "verkv/cuda/row_list.hpp"
 
 namespace verkv::inline v0::gpu::detail {
 
@@ -40,8 +41,8 @@ public:
 
     /// Adds the rows of `mask`; weights[32 warp + j] are those of row j. row: of a lane.
     template <class Block, class Sums, class Weights>
-    VERKV_HOST_DEVICE void add(Block& b, Sums, Weights weights, const T* values, std::size_t stride, row_id row,
-                               unsigned mask, unsigned) {
+    VERKV_HOST_DEVICE void add(Block& b, Sums, Weights weights, const row_memory<T>& values, row_id row, unsigned mask,
+                               unsigned) {
         for (unsigned first = 0; first < warp_size; first += at_once) {
             const unsigned some = mask >> first & ((1u << at_once) - 1);
             if (some == 0) {
@@ -50,7 +51,7 @@ public:
             pack<T, vector> raw[at_once][loads];
             VERKV_UNROLL
             for (unsigned r = 0; r < at_once; ++r) {
-                const T* value = values + static_cast<std::size_t>(b.shuffle(row, first + r)) * stride;
+                const T* value = values.at(b.shuffle(row, first + r));
                 VERKV_UNROLL
                 for (unsigned p = 0; p < loads; ++p) {
                     raw[r][p] = {};
@@ -130,7 +131,7 @@ public:
     }
 
     template <class Block, class Sums, class Weights>
-    VERKV_HOST_DEVICE void add(Block& b, Sums sums, Weights weights, const T* values, std::size_t stride, row_id row,
+    VERKV_HOST_DEVICE void add(Block& b, Sums sums, Weights weights, const row_memory<T>& values, row_id row,
                                unsigned mask, unsigned width) {
         for (unsigned first = 0; first < width; first += warp_size) {
             const unsigned c = first + b.lane();
@@ -142,7 +143,7 @@ public:
             }
             for (unsigned left = mask; left != 0; left &= left - 1) {
                 const unsigned j = lowest_bit(left);
-                const T* value = values + static_cast<std::size_t>(b.shuffle(row, j)) * stride;
+                const T* value = values.at(b.shuffle(row, j));
                 const float v = inside ? to_float(b.load_readonly(value + c)) : 0.0f;
                 VERKV_UNROLL
                 for (unsigned h = 0; h < Heads; h += together) {

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "verkv/core/detail/floats.hpp"
 #include "verkv/core/prompt.hpp"
 #include "verkv/core/rope.hpp"
 #include "verkv/cpu/executor.hpp"
@@ -29,7 +30,7 @@ public:
     // Writes the key of token i, [key_dim]; zeros, and false, where it is not finite.
     bool take(std::size_t i, double* to) const {
         const T* const key = keys_[i];
-        const bool finite = std::all_of(key, key + keys_.width, [](T x) { return std::isfinite(to_float(x)); });
+        const bool finite = finite_row(key, keys_.width);
         if (!finite) {
             std::fill_n(to, keys_.width, 0.0);
         } else if (rotation_->pairs() > 0) {

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "verkv/core/detail/floats.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/executor.hpp"
 #include "verkv/cpu/score_rows.hpp"
@@ -26,7 +27,7 @@ public:
         for_each_task(exec, blocks(), [&](std::size_t b, std::size_t) {
             for (std::size_t i = first(b); i < last(b); ++i) {
                 const T* key = keys_[i];
-                sound_[i] = std::all_of(key, key + keys_.width, [](T x) { return std::isfinite(to_float(x)); }) ? 1 : 0;
+                sound_[i] = finite_row(key, keys_.width) ? 1 : 0;
                 for (std::size_t c = 0; c < keys_.width && sound_[i]; ++c) {
                     sums[b][c] += static_cast<double>(to_float(key[c]));
                 }

@@ -2,11 +2,9 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 
 #include "verkv/core/error.hpp"
-#include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 
 namespace verkv::inline v0::detail {
@@ -36,16 +34,6 @@ void check_output(rows<float> queries, matrix_view<Out> out, std::size_t key_dim
           " long, overlap with stride ", out.stride);
     check(queries.count == 0 || (queries.data != nullptr && (tokens == 0 || out.data != nullptr)),
           "estimate() got a null pointer for ", queries.count, " queries or their ", what);
-}
-
-/// Whether no element of a row is NaN or infinite.
-template <storage T>
-[[nodiscard]] bool finite_row(const T* row, std::size_t width) noexcept {
-    float poison = 0;
-    for (std::size_t c = 0; c < width; ++c) {
-        poison += 0 * to_float(row[c]);
-    }
-    return poison == 0;
 }
 
 /// Capacity for so many elements; twice the present one at least where it is to grow geometrically.

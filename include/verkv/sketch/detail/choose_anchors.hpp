@@ -7,11 +7,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "verkv/core/detail/floats.hpp"
 #include "verkv/core/random.hpp"
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/score_rows.hpp"
-#include "verkv/sketch/detail/inputs.hpp"
 
 namespace verkv::inline v0::detail {
 
@@ -31,7 +31,7 @@ template <class T>
     std::vector<double> left;
     for (std::size_t i = 0; i < keys.count; i += every) {
         const T* const key = keys[i];
-        if (!all_finite(key, width)) {
+        if (!finite_row(key, width)) {
             continue;
         }
         candidate.push_back(static_cast<token_index>(i));

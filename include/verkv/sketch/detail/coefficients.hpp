@@ -8,9 +8,10 @@
 #include <limits>
 #include <vector>
 
+#include "verkv/core/detail/floats.hpp"
 #include "verkv/core/storage.hpp"
 #include "verkv/cpu/low_rank_estimate.hpp"
-#include "verkv/sketch/detail/inputs.hpp"
+#include "verkv/sketch/detail/checks.hpp"
 
 namespace verkv::inline v0::detail {
 
@@ -40,10 +41,10 @@ public:
     }
 
     void make_room(std::size_t padded_tokens, bool geometric) {
-        make_room_in(singles_, count_of(coefficient_format::float32, padded_tokens), geometric);
-        make_room_in(halves_, count_of(coefficient_format::float16, padded_tokens), geometric);
-        make_room_in(words_, count_of(coefficient_format::int8, padded_tokens), geometric);
-        make_room_in(step_, format_ == coefficient_format::int8 ? padded_tokens : 0, geometric);
+        detail::make_room(singles_, count_of(coefficient_format::float32, padded_tokens), geometric);
+        detail::make_room(halves_, count_of(coefficient_format::float16, padded_tokens), geometric);
+        detail::make_room(words_, count_of(coefficient_format::int8, padded_tokens), geometric);
+        detail::make_room(step_, format_ == coefficient_format::int8 ? padded_tokens : 0, geometric);
     }
 
     void resize(std::size_t padded_tokens) {

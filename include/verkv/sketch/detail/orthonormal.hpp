@@ -8,9 +8,9 @@
 #include <span>
 #include <vector>
 
+#include "verkv/core/detail/floats.hpp"
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
-#include "verkv/sketch/detail/inputs.hpp"
 
 namespace verkv::inline v0::detail {
 
@@ -21,7 +21,7 @@ template <class T>
     std::size_t finite = 0;
     for (std::size_t i = 0; i < keys.count; ++i) {
         const T* const key = keys[i];
-        if (all_finite(key, keys.width)) {
+        if (finite_row(key, keys.width)) {
             for (std::size_t c = 0; c < keys.width; ++c) {
                 total[c] += static_cast<double>(to_float(key[c]));
             }

@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "verkv/core/detail/floats.hpp"
 #include "verkv/core/storage.hpp"
-#include "verkv/sketch/detail/inputs.hpp"
 #include "verkv/sketch/detail/orthonormal.hpp"
 
 namespace verkv::inline v0::detail {
@@ -115,7 +115,7 @@ struct span_summary {
 /// NaN. In double; what is stored is what norms and radius are taken from.
 inline float summarise_span(const float* keys, std::size_t count, std::size_t width, std::size_t padded,
                             std::size_t rank, span_scratch& scratch, const span_summary& out) {
-    const bool finite = all_finite(keys, count * width);
+    const bool finite = finite_row(keys, count * width);
     double* const offset = scratch.offset.data();
     double mean_square = 0;
     for (std::size_t c = 0; c < width; ++c) {

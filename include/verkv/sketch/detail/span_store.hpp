@@ -8,7 +8,7 @@
 #include "verkv/core/storage.hpp"
 #include "verkv/core/views.hpp"
 #include "verkv/cpu/span_estimate.hpp"
-#include "verkv/sketch/detail/inputs.hpp"
+#include "verkv/sketch/detail/checks.hpp"
 #include "verkv/sketch/detail/span_basis.hpp"
 
 namespace verkv::inline v0::detail {
@@ -48,13 +48,13 @@ public:
     }
 
     void make_room(std::size_t spans, std::size_t tokens, bool geometric) {
-        make_room_in(first_token_, spans, geometric);
-        make_room_in(radius_, spans, geometric);
-        make_room_in(means_, spans * padded_, geometric);
-        make_room_in(basis_, spans * rank_ * padded_, geometric);
-        make_room_in(coefficients_, tokens * rank_, geometric);
-        make_room_in(outside_, tokens, geometric);
-        make_room_in(inside_, tokens, geometric);
+        detail::make_room(first_token_, spans, geometric);
+        detail::make_room(radius_, spans, geometric);
+        detail::make_room(means_, spans * padded_, geometric);
+        detail::make_room(basis_, spans * rank_ * padded_, geometric);
+        detail::make_room(coefficients_, tokens * rank_, geometric);
+        detail::make_room(outside_, tokens, geometric);
+        detail::make_room(inside_, tokens, geometric);
     }
 
     /// Adds a span of `length` keys.

@@ -1,25 +1,19 @@
-// Prefill: the scorers, one KV head of four query heads, 128 channels, 64 kept queries.
+// Prefill: the scorers, one KV head of four query heads, 128 channels, 64 kept queries, one at every 16th token from
+// the last. Those that a trace has all inputs for are named and made by examples/common/registry.hpp.
 #include <numeric>
+#include <string>
 
 #include "common.hpp"
+#include "common/registry.hpp"
 #include "verkv/core/prompt_inputs.hpp"
 #include "verkv/sample/allocation.hpp"
-#include "verkv/score/accumulated_attention.hpp"
-#include "verkv/score/anchor_coverage.hpp"
 #include "verkv/score/compactor.hpp"
 #include "verkv/score/compress_kv.hpp"
 #include "verkv/score/eviction_error.hpp"
-#include "verkv/score/expected_attention.hpp"
-#include "verkv/score/key_norm.hpp"
 #include "verkv/score/kvzap.hpp"
 #include "verkv/score/kvzip.hpp"
-#include "verkv/score/largest_attention.hpp"
-#include "verkv/score/mean_attention.hpp"
 #include "verkv/score/sink_gate.hpp"
-#include "verkv/score/snapkv.hpp"
 #include "verkv/score/span_boundary.hpp"
-#include "verkv/score/streaming_llm.hpp"
-#include "verkv/score/tova.hpp"
 
 namespace {
 
@@ -27,18 +21,22 @@ template <class Scorer>
 void score(benchmark::State& state, const Scorer& scorer) {
     using verkv::half;
     const auto n = static_cast<std::size_t>(state.range(0));
-    constexpr std::size_t width = 128, group = 4, kept = 64;
+    constexpr std::size_t width = 128, group = 4, kept = 64, step = 16;
     const auto keys = random_rows<half>(n * width);
     const auto queries = random_rows<half>(kept * group * width);
     std::vector<verkv::position_t> positions(n);
     std::iota(positions.begin(), positions.end(), 0);
+    std::vector<verkv::position_t> query_positions;
+    for (std::size_t j = kept; j-- > 0;) {
+        query_positions.push_back(static_cast<verkv::position_t>(n - 1 - j * step));
+    }
     const verkv::rows<half> rows = verkv::contiguous_rows(std::span<const half>(keys), width);
     const verkv::prompt<half> prompt{{group, 1, width, width, 0},
                                      {&rows, 1},
                                      {&rows, 1},
                                      positions,
                                      verkv::heads_of(std::span<const half>(queries), kept, group, width),
-                                     std::span<const verkv::position_t>(positions).last(kept)};
+                                     query_positions};
     std::vector<float> out(n);
     for (auto _ : state) {
         scorer.score(verkv::cpu{}, prompt, 0, std::span<float>(out));
@@ -47,33 +45,9 @@ void score(benchmark::State& state, const Scorer& scorer) {
     declare(state, keys.size() * sizeof(half), n);
 }
 
-void largest_attention(benchmark::State& state) {
-    score(state, verkv::largest_attention{.stride = 1});
-}
-void snapkv(benchmark::State& state) {
-    score(state, verkv::make_snapkv());
-}
-void key_norm(benchmark::State& state) {
-    score(state, verkv::key_norm{});
-}
-void streaming_llm(benchmark::State& state) {
-    score(state, verkv::streaming_llm{});
-}
-void tova(benchmark::State& state) {
-    score(state, verkv::tova{});
-}
-void mean_attention(benchmark::State& state) {
-    score(state, verkv::mean_attention{});
-}
-void h2o(benchmark::State& state) {
-    score(state, verkv::make_h2o());
-}
-void expected_attention(benchmark::State& state) {
-    score(state, verkv::expected_attention{verkv::rope::plain(128)});
-}
-
 // A second pass that repeats chunks of 1,024 tokens, with its own 1,024 keys each.
-void kvzip(benchmark::State& state) {
+template <class Scorer>
+void repeated(benchmark::State& state, const Scorer& scorer) {
     using verkv::half;
     const auto n = static_cast<std::size_t>(state.range(0));
     constexpr std::size_t width = 128, group = 4, chunk = 1024;
@@ -86,15 +60,24 @@ void kvzip(benchmark::State& state) {
         chunks.push_back({first, chunk, first, chunk});
     }
     const verkv::rows<half> rows = verkv::contiguous_rows(std::span<const half>(keys), width);
-    const verkv::prompt_with<half, verkv::repeat_pass<half>> prompt{
+    const std::vector<float> norms(n, 1.0f);
+    const auto projection = random_rows<half>(group * width * group * width);
+    const verkv::prompt_with<half, verkv::repeat_pass<half>, verkv::output_projection<half>> prompt{
         verkv::prompt<half>{{group, 1, width, width, 0}, {&rows, 1}, {&rows, 1}, positions, {}, {}},
-        {chunks, verkv::heads_of(std::span<const half>(queries), n, group, width), {&rows, 1}, 0, {}}};
+        {chunks, verkv::heads_of(std::span<const half>(queries), n, group, width), {&rows, 1}, 0, norms},
+        {verkv::contiguous_rows(std::span<const half>(projection), group * width)}};
     std::vector<float> out(n);
     for (auto _ : state) {
-        verkv::kvzip{}.score(verkv::cpu{}, prompt, 0, std::span<float>(out));
+        scorer.score(verkv::cpu{}, prompt, 0, std::span<float>(out));
         benchmark::ClobberMemory();
     }
     declare(state, 2 * keys.size() * sizeof(half), n);
+}
+void kvzip(benchmark::State& state) {
+    repeated(state, verkv::kvzip{});
+}
+void kvzip_plus(benchmark::State& state) {
+    repeated(state, verkv::kvzip_plus{});
 }
 
 // One cut through the scores of eight heads.
@@ -112,18 +95,23 @@ void global_budgets(benchmark::State& state) {
     }
     declare(state, scores.size() * sizeof(float), n);
 }
-BENCHMARK(largest_attention)->Apply(token_axes)->Unit(benchmark::kMillisecond);
-BENCHMARK(snapkv)->Apply(token_axes)->Unit(benchmark::kMillisecond);
-BENCHMARK(tova)->Apply(token_axes)->Unit(benchmark::kMillisecond);
-BENCHMARK(mean_attention)->Apply(token_axes)->Unit(benchmark::kMillisecond);
-BENCHMARK(h2o)->Apply(token_axes)->Unit(benchmark::kMillisecond);
-BENCHMARK(expected_attention)->Apply(token_axes)->Unit(benchmark::kMillisecond);
 BENCHMARK(kvzip)->ArgName("n")->Arg(4096)->Unit(benchmark::kMillisecond);
+BENCHMARK(kvzip_plus)->ArgName("n")->Arg(4096)->Unit(benchmark::kMillisecond);
 BENCHMARK(global_budgets)->Apply(token_axes)->Unit(benchmark::kMillisecond);
-BENCHMARK(key_norm)->Apply(token_axes);
-BENCHMARK(streaming_llm)->Apply(token_axes);
 
-// Compactor's parts and its like: 128 channels, four query heads, a query kept at every 16th token.
+[[maybe_unused]] const bool named = [] {
+    const example::scorer_options options{.rotation = [] { return verkv::rope::plain(128); }};
+    const auto add = [&](const auto& part) {
+        benchmark::RegisterBenchmark(std::string(part.name).c_str(),
+                                     [part, options](benchmark::State& state) { score(state, part.make(options)); })
+            ->Apply(token_axes)
+            ->Unit(benchmark::kMillisecond);
+    };
+    std::apply([&](const auto&... part) { (add(part), ...); }, example::scorers);
+    return true;
+}();
+
+// Where queries all over the prompt cost more: one kept at every 16th token of it.
 template <class Scorer>
 void score_spread(benchmark::State& state, const Scorer& scorer) {
     using verkv::half;
@@ -152,31 +140,39 @@ void score_spread(benchmark::State& state, const Scorer& scorer) {
     declare(state, keys.size() * sizeof(half), n);
 }
 
-void leverage_score(benchmark::State& state) {
-    score_spread(state, verkv::leverage_score{verkv::rope::plain(128)});
-}
-void non_causal_attention(benchmark::State& state) {
+void non_causal_attention_spread(benchmark::State& state) {
     score_spread(state, verkv::non_causal_attention{});
 }
-void compactor(benchmark::State& state) {
+void compactor_spread(benchmark::State& state) {
     score_spread(state, verkv::compactor{{verkv::rope::plain(128)}, {}});
 }
 void compress_kv(benchmark::State& state) {
     const std::vector<std::size_t> heads{0, 1, 2, 3};
     score_spread(state, verkv::compress_kv{heads});
 }
-void anchor_coverage(benchmark::State& state) {
-    score_spread(state, verkv::anchor_coverage{});
+
+// An entropy a token, and no key is read.
+void entropy_boundary(benchmark::State& state) {
+    const auto n = static_cast<std::size_t>(state.range(0));
+    std::vector<float> entropy = random_rows<float>(n);
+    std::transform(entropy.begin(), entropy.end(), entropy.begin(), [](float x) { return std::abs(x); });
+    const std::vector<verkv::half> keys(n);
+    std::vector<verkv::position_t> positions(n);
+    std::iota(positions.begin(), positions.end(), 0);
+    const verkv::rows<verkv::half> rows = verkv::contiguous_rows(std::span<const verkv::half>(keys), 1);
+    const verkv::prompt_with<verkv::half, verkv::token_entropy> prompt{
+        {{1, 1, 1, 1, 0}, {&rows, 1}, {&rows, 1}, positions, {}, {}}, {entropy}};
+    std::vector<float> out(n);
+    for (auto _ : state) {
+        verkv::entropy_boundary{}.score(verkv::cpu{}, prompt, 0, std::span<float>(out));
+        benchmark::ClobberMemory();
+    }
+    declare(state, entropy.size() * sizeof(float), n);
 }
-void span_boundary(benchmark::State& state) {
-    score_spread(state, verkv::span_boundary{verkv::rope::plain(128)});
-}
-BENCHMARK(leverage_score)->Apply(token_axes)->Unit(benchmark::kMillisecond);
-BENCHMARK(non_causal_attention)->Apply(token_axes)->Unit(benchmark::kMillisecond);
-BENCHMARK(compactor)->Apply(token_axes)->Unit(benchmark::kMillisecond);
+BENCHMARK(non_causal_attention_spread)->Apply(token_axes)->Unit(benchmark::kMillisecond);
+BENCHMARK(compactor_spread)->Apply(token_axes)->Unit(benchmark::kMillisecond);
 BENCHMARK(compress_kv)->Apply(token_axes)->Unit(benchmark::kMillisecond);
-BENCHMARK(anchor_coverage)->Apply(token_axes)->Unit(benchmark::kMillisecond);
-BENCHMARK(span_boundary)->Apply(token_axes)->Unit(benchmark::kMillisecond);
+BENCHMARK(entropy_boundary)->Apply(token_axes);
 
 // A prompt of one KV head with 1,024 channels of hidden states.
 struct hidden_prompt {

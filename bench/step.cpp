@@ -17,7 +17,8 @@ namespace {
 
 using verkv::half;
 
-/// Arguments: tokens, channels of a key and of a value, query heads of the group, epsilon in thousandths, KV heads.
+/// Arguments: tokens, channels of a key and of a value, query heads of the group, epsilon in thousandths, KV heads, the
+/// sketch's share of the channel pairs in per cent, its bits.
 template <class Planner>
 struct problem {
     problem(const benchmark::State& state, const verkv::step_policies& policies) {
@@ -34,13 +35,16 @@ struct problem {
         options.last_queries = 0;
         options.shared = 0.4;
         trace = example::synthetic_trace<half>(options);
-        cache = std::make_unique<layer>(verkv::cache_config{.shape = trace.shape,
-                                                            .max_tokens = trace.tokens,
-                                                            .host_rows = trace.tokens * kv_heads,
-                                                            .resident_rows = trace.tokens * kv_heads,
-                                                            .staging_rows = trace.tokens / 4 * kv_heads},
-                                        verkv::rope_pair_sketch({.key_dim = width}), verkv::cpu{}, Planner{},
-                                        verkv::exact_for_shortlist{}, verkv::denominator{}, policies);
+        cache = std::make_unique<layer>(
+            verkv::cache_config{.shape = trace.shape,
+                                .max_tokens = trace.tokens,
+                                .host_rows = trace.tokens * kv_heads,
+                                .resident_rows = trace.tokens * kv_heads,
+                                .staging_rows = trace.tokens / 4 * kv_heads},
+            verkv::rope_pair_sketch({.key_dim = width,
+                                     .bits = static_cast<unsigned>(state.range(6)),
+                                     .pair_fraction = static_cast<double>(state.range(5)) / 100}),
+            verkv::cpu{}, Planner{}, verkv::exact_for_shortlist{}, verkv::denominator{}, policies);
         request = cache->open(1);
         std::vector<verkv::position_t> positions(trace.tokens);
         std::iota(positions.begin(), positions.end(), verkv::position_t{0});
@@ -170,18 +174,24 @@ void step(benchmark::State& state, const verkv::step_policies& policies) {
 }
 
 void axes(benchmark::internal::Benchmark* b) {
-    b->ArgNames({"n", "d", "G", "eps", "KV"})->UseManualTime()->Unit(benchmark::kMillisecond);
+    b->ArgNames({"n", "d", "G", "eps", "KV", "pairs", "bits"})->UseManualTime()->Unit(benchmark::kMillisecond);
     for (const std::int64_t n : {4096, 32768, 131072}) {
         for (const std::int64_t d : {64, 128}) {
             for (const std::int64_t group : {1, 4}) {
-                b->Args({n, d, group, 50, 1});
+                b->Args({n, d, group, 50, 1, 50, 2});
             }
         }
     }
-    b->Args({32768, 128, 4, 100, 1});
+    b->Args({32768, 128, 4, 100, 1, 50, 2});
     // As many KV heads as a model has: rows come from memory, not from the last-level cache.
-    b->Args({32768, 128, 4, 50, 8});
-    b->Args({32768, 128, 4, 100, 8});
+    b->Args({32768, 128, 4, 50, 8, 50, 2});
+    b->Args({32768, 128, 4, 100, 8, 50, 2});
+    for (const std::int64_t group : {1, 4}) {  // the paper's sketch, and a finer one
+        b->Args({32768, 128, group, 50, 1, 25, 2});
+        b->Args({32768, 128, group, 50, 1, 50, 4});
+    }
+    b->Args({32768, 128, 4, 100, 1, 25, 2});
+    b->Args({32768, 128, 4, 50, 8, 25, 2});
 }
 
 constexpr verkv::step_policies unchecked{.check = {.rounds = 0}};

@@ -19,8 +19,7 @@ namespace {
 /// Calls use(sketch, target) with those of a combination.
 template <class T, class Use>
 auto with_policies(const example::trace<T>& t, const settings& s, const combination& c, Use&& use) {
-    const example::sketch_options options{
-        .key_dim = t.shape.key_dim, .bits = s.bits, .pairs = s.pairs, .pairing = [&] { return t.known_pairing(); }};
+    const auto options = example::sketch_options_of(t, s.bits, s.pairs);
     return example::with_sketch<T>(c.sketch, options, [&](const auto& sketch) {
         return c.target == "output" ? use(sketch, verkv::output{}) : use(sketch, verkv::denominator{});
     });

@@ -146,13 +146,14 @@ inline void print_results(const example::trace_info& t, const settings& s, const
 
 inline nlohmann::ordered_json as_json(const example::trace_info& t, const settings& s, const run_results& found) {
     nlohmann::ordered_json out;
+    const auto given = [](auto x) { return x == 0 ? nlohmann::ordered_json() : nlohmann::ordered_json(x); };
     out["settings"] = {
-        {"trace", s.trace},         {"layer", t.layer},         {"kept", s.kept},         {"sink", s.sink},
-        {"local", s.local},         {"epsilon", s.epsilon},     {"delta", s.delta},       {"scorer", s.scorer},
-        {"sketch", s.sketch},       {"bits", s.bits},           {"pairs", s.pairs},       {"shrinkage", s.shrinkage},
-        {"plan", s.plan},           {"tail", s.tail},           {"target", s.target},     {"group", s.group},
-        {"check", s.check},         {"max_rounds", s.rounds},   {"uniforms", s.uniforms}, {"bounds", s.bounds},
-        {"exact_for", s.exact_for}, {"shortlist", s.shortlist}, {"steps", found.steps},   {"redraws", s.redraws},
+        {"trace", s.trace},         {"layer", t.layer},         {"kept", s.kept},          {"sink", s.sink},
+        {"local", s.local},         {"epsilon", s.epsilon},     {"delta", s.delta},        {"scorer", s.scorer},
+        {"sketch", s.sketch},       {"bits", given(s.bits)},    {"pairs", given(s.pairs)}, {"shrinkage", s.shrinkage},
+        {"plan", s.plan},           {"tail", s.tail},           {"target", s.target},      {"group", s.group},
+        {"check", s.check},         {"max_rounds", s.rounds},   {"uniforms", s.uniforms},  {"bounds", s.bounds},
+        {"exact_for", s.exact_for}, {"shortlist", s.shortlist}, {"steps", found.steps},    {"redraws", s.redraws},
         {"seed", s.seed},           {"threads", s.threads}};
     out["rows"] = nlohmann::ordered_json::array();
     for (const result& r : found.rows) {

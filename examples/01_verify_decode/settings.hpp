@@ -16,10 +16,10 @@
 
 struct settings : example::replay_options {
     std::string trace = VERKV_EXAMPLE_DATA_DIR "/smollm2-8k-layer15";
-    std::string scorer = "largest-attention";
-    std::vector<std::string> sketch{"exact", "rope-pairs"};
-    unsigned bits = 2;
-    double pairs = 0.25;
+    std::string scorer = example::default_scorer;
+    std::vector<std::string> sketch{"exact", example::default_sketch};
+    unsigned bits = 0;  // 0: the sketch's own; pairs likewise
+    double pairs = 0;
     std::vector<std::string> plan{"water-filling", "greedy", "never"};
     std::vector<std::string> tail{"bernstein"};
     std::vector<std::string> target{"denominator", "output"};
@@ -67,10 +67,11 @@ inline void add_options(CLI::App& app, settings& s) {
         ->capture_default_str();
     example::add_names(app, "--sketch", s.sketch, example::names_of(example::sketches<verkv::half>),
                        "how decode estimates weights");
-    example::add_count(app, "--bits", s.bits, 1, 8,
-                       "bits a channel of a sketch of codes; rotated, turbo-quant and anchors take at most 4");
-    example::add_fraction(app, "--pairs", s.pairs, {0, 1, false, true},
-                          "share of the channel pairs in the rope-pairs sketch");
+    example::add_count(app, "--bits", s.bits, 0, 8,
+                       "bits a channel of a sketch of codes, 0 for its own default; rotated, turbo-quant and anchors "
+                       "take at most 4");
+    example::add_fraction(app, "--pairs", s.pairs, {0, 1, true, true},
+                          "share of the channel pairs in the rope-pairs sketch, 0 for its own default");
     app.add_option("--shrinkage", s.shrinkage, "how the estimate trades bias for variance")
         ->check(CLI::IsMember({"binary", "bounded", "none"}))
         ->capture_default_str();

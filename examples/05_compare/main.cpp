@@ -43,12 +43,11 @@ void require_outputs(const settings& s) {
 
 template <class T>
 std::vector<row> run(const example::trace<T>& t, const settings& s) {
-    const example::sketch_options options{
-        .key_dim = t.shape.key_dim, .bits = s.bits, .pairing = [&] { return t.known_pairing(); }};
     const auto steps = t.spread_steps(s.steps);
     const auto choices = compare::cache_choices(s);
     for (const compare::cache_choice& c : choices) {  // what cannot be had is said at once
-        example::with_sketch<T>(c.choice.sketch, options, [](const auto&) { return 0; });
+        example::with_sketch<T>(c.choice.sketch, example::sketch_options_of(t, c.bits, c.pairs),
+                                [](const auto&) { return 0; });
         (void)example::scorer_of(t, c.scorer);
     }
     const bool with_baselines = std::find(s.parts.begin(), s.parts.end(), "baselines") != s.parts.end();
@@ -69,12 +68,13 @@ std::vector<row> run(const example::trace<T>& t, const settings& s) {
         if (scores.empty()) {
             scores = example::importance_of(t, c.scorer);
         }
-        for (row& r : compare::run_cache(t, s, dense, steps, exact, scores, options, c, pool ? &*pool : nullptr)) {
+        for (row& r : compare::run_cache(t, s, dense, steps, exact, scores, c, pool ? &*pool : nullptr)) {
             rows.push_back(std::move(r));
         }
     }
     if (with_baselines) {
         const auto ground = compare::ground_of(t, s, steps, dense, exact);
+        const auto options = example::sketch_options_of(t, s.bits.front(), s.pairs.front());
         for (row& r : compare::run_baselines(ground, s, options,
                                              [&](const std::string& name) { progress.update(++done, name); })) {
             rows.push_back(std::move(r));

@@ -52,8 +52,8 @@ inline std::string table_of(const std::vector<row>& rows, double delta) {
             return percent(x, 1) + (r.claims == what && x > delta ? "!" : " ");
         };
         table.add({fmt::format("{:g}", r.epsilon), r.method, r.scorer.empty() ? "-" : r.scorer, percent(r.kept, 1),
-                   r.sketch.empty() ? "-" : r.sketch, percent(r.attention, 1), percent(r.error_mean, 2),
-                   percent(r.error_p99, 1), percent(r.rows, 2), percent(r.keys, 2), percent(r.rows_beyond, 2),
+                   r.weights(), percent(r.attention, 1), percent(r.error_mean, 2), percent(r.error_p99, 1),
+                   percent(r.rows, 2), percent(r.keys, 2), percent(r.rows_beyond, 2),
                    fails(r.failures_denominator, "D"), fails(r.failures_output, "output"),
                    example::number_text(r.sketch_bytes, 1), example::number_text(r.milliseconds, 3)});
     }
@@ -99,23 +99,26 @@ inline example::plot_axis axis_of(const char* title, bool percent, std::vector<d
 /// exact weights and one for those of the first part's sketch. What needs no weights is in both.
 inline example::plot_figure error_figure(const example::trace_info& t, const settings& s, const std::vector<row>& all) {
     example::plot_figure figure{t.name, {}};
+    row other;  // than the exact ones
+    other.sketch = s.sketch;
+    set_sketch_setting(other, s.sketch, s.bits.front(), s.pairs.front());
     std::vector<std::string> names{"exact"};
     if (s.sketch != "exact") {
-        names.push_back(s.sketch);
+        names.push_back(other.weights());
     }
     for (const std::string& name : names) {
         example::plot_panel panel;
-        panel.title = fmt::format("Output error against rows read, weights: {}", name);
+        panel.title = fmt::format("Error against rows read, weights: {}", name);
         panel.x = axis_of("rows and keys read for a KV head and step, % of the context", true);
         panel.y = axis_of("mean error of the output", true);
         for (const row& r : all) {
-            if (r.part == "scorers" || r.method == "never" || !(r.sketch.empty() || r.sketch == name)) {
+            if (r.part == "scorers" || r.method == "never" || !(r.sketch.empty() || r.weights() == name)) {
                 continue;
             }
             auto at = std::find_if(panel.series.begin(), panel.series.end(),
                                    [&](const auto& series) { return series.name == r.method; });
             if (at == panel.series.end()) {
-                at = panel.series.insert(panel.series.end(), example::plot_series{r.method, {}, {}, {}, {}});
+                at = panel.series.insert(panel.series.end(), example::plot_series{.name = r.method});
             }
             at->x.push_back(r.rows + r.keys);
             at->y.push_back(r.error_mean);
@@ -135,7 +138,7 @@ inline example::plot_figure scorer_figure(const example::trace_info& t, const se
         panel.x = axis_of("epsilon", false, s.epsilon);
         panel.y = axis_of("rows read, % of the context", true);
         for (const std::string& scorer : s.scorers) {
-            example::plot_series series{scorer, {}, {}, {}, {}};
+            example::plot_series series{.name = scorer};
             for (const row& r : all) {
                 if (r.part == "scorers" && r.scorer == scorer && r.kept == kept && r.method != "never") {
                     series.x.push_back(r.epsilon);
@@ -149,29 +152,26 @@ inline example::plot_figure scorer_figure(const example::trace_info& t, const se
     return figure;
 }
 
-/// Rows read, and with the keys of a shortlist, against a sketch's bytes, at each epsilon: water-filling of part 2.
+/// Rows read by the default plan of part 2 against a sketch's bytes, a panel for each epsilon. A line joins what one
+/// sketch does at different bits; different sketches are points with their names, for nothing lies between them.
 inline example::plot_figure sketch_figure(const example::trace_info& t, const settings& s,
                                           const std::vector<row>& all) {
     example::plot_figure figure{t.name + ", default plan", {}};
-    for (const bool with_keys : {false, true}) {
+    for (const double epsilon : s.epsilon) {
         example::plot_panel panel;
-        panel.title = with_keys ? "Rows and shortlist keys read" : "Rows read";
+        panel.title = fmt::format("epsilon {:g}", epsilon);
         panel.x = axis_of("sketch, bytes a token and KV head", false);
-        panel.y = axis_of("% of the context", true);
-        for (const double epsilon : s.epsilon) {
-            example::plot_series series{fmt::format("epsilon {:g}", epsilon), {}, {}, {}, {}};
-            std::vector<std::pair<double, double>> points;
-            for (const row& r : all) {
-                if (r.part == "sketches" && r.method == "water-filling" && r.epsilon == epsilon) {
-                    points.emplace_back(r.sketch_bytes, with_keys ? r.rows + r.keys : r.rows);
+        panel.y = axis_of("rows read, % of the context", true);
+        for (const row& r : all) {  // bits ascend as they were asked for
+            if (r.part == "sketches" && r.method == "water-filling" && r.epsilon == epsilon) {
+                auto at = std::find_if(panel.series.begin(), panel.series.end(),
+                                       [&](const auto& series) { return series.name == r.weights_but_bits(); });
+                if (at == panel.series.end()) {
+                    at = panel.series.insert(panel.series.end(), {.name = r.weights_but_bits(), .named = true});
                 }
+                at->x.push_back(r.sketch_bytes);
+                at->y.push_back(r.rows);
             }
-            std::sort(points.begin(), points.end());
-            for (const auto& [x, y] : points) {
-                series.x.push_back(x);
-                series.y.push_back(y);
-            }
-            panel.series.push_back(std::move(series));
         }
         figure.panels.push_back(std::move(panel));
     }

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "common/registry.hpp"
+
 namespace compare {
 
 /// Shares are of the context; means over query heads, or KV heads, steps and draws. NaN: does not apply.
@@ -20,6 +22,8 @@ struct row {
     std::string method;        ///< a plan, or a baseline
     std::string scorer;        ///< of the resident sample; empty where there is none
     std::string sketch;        ///< whose weights plans go by, or rank tokens
+    double bits = none;        ///< of the sketch, where it was not left as it is
+    double pairs = none;       ///< likewise
     std::string claims;        ///< what the error is claimed of: D, output, or nothing
     double kept = none;        ///< share of the prompt that was to stay resident
     double epsilon = none;     ///< that was asked for; methods that have no use for it come to the same for each
@@ -35,18 +39,35 @@ struct row {
     double milliseconds = none;          ///< a KV head and step, one thread
     std::size_t decisions = 0;
 
+    /// The sketch with its setting, "rope-pairs 0.5 at 4 bits"; "-" where there is none.
+    [[nodiscard]] std::string weights() const {
+        return weights_but_bits() + (std::isnan(bits) ? "" : fmt::format(" at {:g} bits", bits));
+    }
+    [[nodiscard]] std::string weights_but_bits() const {
+        return (sketch.empty() ? "-" : sketch) + (std::isnan(pairs) ? "" : fmt::format(" {:g}", pairs));
+    }
+
     /// Whether what is claimed fails more often than promised.
     [[nodiscard]] bool breaks_promise(double delta) const {
         return (claims == "D" && failures_denominator > delta) || (claims == "output" && failures_output > delta);
     }
 };
 
+/// Notes what was asked of a row's sketch by --bits and --pairs, as far as it has a use for them.
+inline void set_sketch_setting(row& r, const std::string& sketch, unsigned bits, double pairs) {
+    const unsigned uses = example::facts_of_sketch(sketch).uses;
+    r.bits = (uses & example::uses_bits) != 0 && bits != 0 ? bits : row::none;
+    r.pairs = (uses & example::uses_pairs) != 0 && pairs != 0 ? pairs : row::none;
+}
+
 /// The numbers of a row by name, in the order of the files.
 struct row_number {
     const char* name;
     double row::*value;
 };
-inline constexpr row_number row_numbers[] = {{"kept", &row::kept},
+inline constexpr row_number row_numbers[] = {{"bits", &row::bits},
+                                             {"pairs", &row::pairs},
+                                             {"kept", &row::kept},
                                              {"epsilon", &row::epsilon},
                                              {"attention", &row::attention},
                                              {"output_error_mean", &row::error_mean},

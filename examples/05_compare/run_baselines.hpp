@@ -317,6 +317,9 @@ std::vector<row> run_baselines(const baseline_ground<T>& g, const settings& s, c
                     for (const double epsilon : s.epsilon) {
                         start.method = counted ? fmt::format("{} {:g} %", name, 100 * count) : name;
                         start.sketch = by.name;
+                        if (ranked) {
+                            set_sketch_setting(start, by.name, options.bits, options.pairs);
+                        }
                         start.sketch_bytes = ranked ? by.bytes_per_token : row::none;
                         rows.push_back(run_baseline(
                             g, s, by, part.make({epsilon, s.baseline.heavy, s.baseline.pilot, count}), epsilon, start));

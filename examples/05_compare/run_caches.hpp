@@ -17,6 +17,10 @@ struct cache_choice {
     std::string part, scorer;
     double kept = 0;
     example::combination choice;
+    unsigned bits = 0;  // of the sketch; 0: its own
+    double pairs = 0;
+
+    friend bool operator==(const cache_choice&, const cache_choice&) = default;
 };
 
 /// The default plan with what it can have of the rest: joint, and checked where that is of use.
@@ -34,7 +38,20 @@ inline example::combination combination_of(const std::string& sketch, const std:
     return c;
 }
 
-/// Scorers x kept shares x {never fetch, the default plan}, then sketches x plans; each cache once in its part.
+/// The settings of --bits and --pairs that make a difference to a sketch, each once.
+inline std::vector<std::pair<unsigned, double>> settings_of_sketch(const settings& s, const std::string& sketch) {
+    const unsigned uses = example::facts_of_sketch(sketch).uses;
+    std::vector<std::pair<unsigned, double>> all;
+    for (const double pairs : (uses & example::uses_pairs) != 0 ? s.pairs : std::vector<double>{0}) {
+        for (const unsigned bits : (uses & example::uses_bits) != 0 ? s.bits : std::vector<unsigned>{0}) {
+            all.emplace_back(bits, pairs);
+        }
+    }
+    return all;
+}
+
+/// Scorers x kept shares x {never fetch, the default plan}, then sketches x settings x plans; each cache once in its
+/// part.
 inline std::vector<cache_choice> cache_choices(const settings& s) {
     std::vector<cache_choice> all;
     const auto asked = [&](const char* part) {
@@ -43,16 +60,20 @@ inline std::vector<cache_choice> cache_choices(const settings& s) {
     for (const std::string& scorer : asked("scorers") ? s.scorers : std::vector<std::string>{}) {
         for (const double kept : s.kept_shares) {
             for (const char* plan : {"never", "water-filling"}) {
-                all.push_back({"scorers", scorer, kept, combination_of(s.sketch, plan, "denominator")});
+                const auto [bits, pairs] = settings_of_sketch(s, s.sketch).front();
+                all.push_back({"scorers", scorer, kept, combination_of(s.sketch, plan, "denominator"), bits, pairs});
             }
         }
     }
     for (const std::string& sketch : asked("sketches") ? s.sketches : std::vector<std::string>{}) {
-        for (const std::string& plan : s.plans) {
-            for (const std::string& target : s.targets) {
-                const cache_choice c{"sketches", s.scorer, s.kept, combination_of(sketch, plan, target)};
-                if (all.empty() || all.back().part != c.part || !(all.back().choice == c.choice)) {
-                    all.push_back(c);
+        for (const auto& [bits, pairs] : settings_of_sketch(s, sketch)) {
+            for (const std::string& plan : s.plans) {
+                for (const std::string& target : s.targets) {
+                    const cache_choice c{"sketches", s.scorer, s.kept, combination_of(sketch, plan, target),
+                                         bits,       pairs};
+                    if (all.empty() || !(all.back() == c)) {
+                        all.push_back(c);
+                    }
                 }
             }
         }
@@ -66,6 +87,7 @@ inline row row_of(const cache_choice& c, const example::replay_result& r) {
     out.method = c.choice.plan + (c.choice.target == "output" ? " for outputs" : "");
     out.scorer = c.scorer;
     out.sketch = c.choice.sketch;
+    set_sketch_setting(out, c.choice.sketch, c.bits, c.pairs);
     out.claims = !c.choice.certifies() ? "nothing" : c.choice.target == "output" ? "output" : "D";
     out.kept = c.kept;
     out.epsilon = r.epsilon;
@@ -86,10 +108,11 @@ inline row row_of(const cache_choice& c, const example::replay_result& r) {
 template <class T>
 std::vector<row> run_cache(const example::trace<T>& t, const settings& s, const example::truth& dense,
                            std::span<const std::size_t> steps, const example::attention_shares& exact,
-                           const std::vector<std::vector<float>>& importance, const example::sketch_options& options,
-                           const cache_choice& c, verkv::executor* threads) {
+                           const std::vector<std::vector<float>>& importance, const cache_choice& c,
+                           verkv::executor* threads) {
     example::replay_options how = s;
     how.kept = c.kept;
+    const auto options = example::sketch_options_of(t, c.bits, c.pairs);
     const auto results = example::with_sketch<T>(c.choice.sketch, options, [&](const auto& sketch) {
         const auto with_target = [&](const auto& target) {
             return example::replay(t, how, dense, steps, importance, sketch, target, c.choice, threads, &exact);

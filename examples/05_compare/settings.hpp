@@ -24,15 +24,16 @@ struct settings : example::replay_options {
     std::string trace = VERKV_EXAMPLE_DATA_DIR "/smollm2-8k-layer15";
     std::vector<std::string> parts{"scorers", "sketches", "baselines"};
     std::vector<std::string> scorers = example::names_of(example::scorers);
-    std::string scorer = "largest-attention";  // of the second part
+    std::string scorer = example::default_scorer;  // of the second part
     std::vector<double> kept_shares{0.06, 0.12, 0.25};
     std::vector<std::string> sketches = example::names_of(example::sketches<verkv::half>);
-    std::string sketch = "rope-pairs";  // of the first part
-    unsigned bits = 2;
+    std::string sketch = example::default_sketch;  // of the first part
+    std::vector<unsigned> bits{0};                 // part 2 has each; the others the first
+    std::vector<double> pairs{0};
     std::vector<std::string> plans{"never", "greedy", "water-filling"};
     std::vector<std::string> targets{"denominator", "output"};
     std::vector<std::string> baselines = names_of_baselines();
-    std::vector<std::string> ranks{"exact", "rope-pairs"};
+    std::vector<std::string> ranks{"exact", example::default_sketch};
     baseline_settings baseline;
     std::size_t steps = 8;
     std::size_t threads = 1;
@@ -68,8 +69,11 @@ inline void add_options(CLI::App& app, settings& s) {
         ->capture_default_str();
     example::add_fraction(app, "--with-kept", s.kept, {0, 1, false, true},
                           "parts 2 and 3: share of the tokens that stay", "1/16");
-    example::add_count(app, "--bits", s.bits, 1, 8,
-                       "bits a channel of a sketch of codes; rotated, turbo-quant and anchors take at most 4");
+    example::add_counts(app, "--bits", s.bits, 0, 8,
+                        "bits a channel of a sketch of codes, 0 for its own default; rotated, turbo-quant and anchors "
+                        "take at most 4; parts 1 and 3 take the first");
+    example::add_numbers(app, "--pairs", s.pairs, {0, 1, true, true},
+                         "shares of the channel pairs in the rope-pairs sketch, 0 for its own default; as --bits");
 
     example::add_names(app, "--baseline", s.baselines, names_of_baselines(), "part 3: estimators of the field");
     example::add_names(app, "--rank", s.ranks, sketch_names, "part 3: sketches whose weights rank tokens");

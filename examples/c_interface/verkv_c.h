@@ -85,7 +85,7 @@ typedef struct {
 
     verkv_sketch sketch;  /* [ROPE_PAIRS] */
     uint32_t sketch_bits; /* a channel: ROPE_PAIRS 1 to 8, ROTATED 1 to 4; EXACT ignores it [2] */
-    float sketch_share;   /* of the channel pairs, (0, 1]; for ROPE_PAIRS [0.25] */
+    float sketch_share;   /* of the channel pairs, (0, 1]; for ROPE_PAIRS [0.5] */
     verkv_rope rope;      /* for ROPE_PAIRS [HALF] */
     int carry_bounds;     /* 1: plans use the bounds of ROTATED, and the promise is a theorem; not for ROPE_PAIRS [0] */
     uint32_t shortlist;   /* tokens of a query head whose keys are read to weigh them exactly; not for EXACT [128] */

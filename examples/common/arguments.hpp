@@ -126,6 +126,20 @@ inline CLI::Option* add_fraction(CLI::App& app, const std::string& name, double&
         ->default_str(default_text.empty() ? fmt::format("{}", value) : default_text);
 }
 
+namespace detail {
+
+template <std::unsigned_integral T>
+T count_within(const std::string& name, const std::string& text, T low, T high) {
+    T found = 0;
+    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), found);
+    if (code != std::errc{} || end != text.data() + text.size() || found < low || found > high) {
+        throw CLI::ValidationError(name, fmt::format("\"{}\" is no whole number from {} to {}", text, low, high));
+    }
+    return found;
+}
+
+}  // namespace detail
+
 /// Option for a whole number from low to high, in decimal digits alone. `value` holds the default and, after parsing,
 /// the result. Any other text, a sign included, ends parsing with a message that names the option and its range.
 template <std::unsigned_integral T>
@@ -133,16 +147,7 @@ CLI::Option* add_count(CLI::App& app, const std::string& name, T& value, std::ty
                        std::type_identity_t<T> high, const std::string& description) {
     return app
         .add_option_function<std::string>(
-            name,
-            [=, &value](const std::string& text) {
-                T found = 0;
-                const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), found);
-                if (code != std::errc{} || end != text.data() + text.size() || found < low || found > high) {
-                    throw CLI::ValidationError(name,
-                                               fmt::format("\"{}\" is no whole number from {} to {}", text, low, high));
-                }
-                value = found;
-            },
+            name, [=, &value](const std::string& text) { value = detail::count_within<T>(name, text, low, high); },
             description)
         ->type_name("COUNT")
         ->default_str(fmt::format("{}", value));
@@ -206,6 +211,22 @@ inline CLI::Option* add_numbers(CLI::App& app, const std::string& name, std::vec
                                 values = found;
                             })
         ->type_name("NUMBER,...")
+        ->default_str(detail::joined(values, ","));
+}
+
+/// Option for one or more whole numbers; as add_numbers().
+template <std::unsigned_integral T>
+CLI::Option* add_counts(CLI::App& app, const std::string& name, std::vector<T>& values, std::type_identity_t<T> low,
+                        std::type_identity_t<T> high, const std::string& description) {
+    return detail::add_list(app, name, description,
+                            [=, &values](const std::vector<std::string>& parts) {
+                                std::vector<T> found;
+                                for (const std::string& part : parts) {
+                                    detail::add_once(name, found, detail::count_within<T>(name, part, low, high), part);
+                                }
+                                values = found;
+                            })
+        ->type_name("COUNT,...")
         ->default_str(detail::joined(values, ","));
 }
 

@@ -156,4 +156,33 @@ std::vector<std::vector<float>> importance_of(const trace<T>& t, std::string_vie
     return scores;
 }
 
+/// Some 500 keys and 64 queries of each KV head's prompt, spread evenly, for sketches whose ranks are to be logits.
+template <class T>
+std::vector<calibration_sample> calibration_samples(const trace<T>& t) {
+    const auto copy = [&](std::vector<float>& to, const T* from) {
+        std::transform(from, from + t.shape.key_dim, std::back_inserter(to), [](T x) { return verkv::to_float(x); });
+    };
+    const auto spread = [](std::size_t i, std::size_t count, std::size_t all) { return i * all / count; };
+    std::vector<calibration_sample> samples(t.shape.kv_heads);
+    const std::size_t keys = verkv::smaller(t.prefill_tokens, std::size_t{500});
+    const std::size_t queries = verkv::smaller(t.first_decode_row(), std::size_t{64});
+    for (std::size_t h = 0; h < t.shape.kv_heads; ++h) {
+        samples[h].width = t.shape.key_dim;
+        for (std::size_t i = 0; i < keys; ++i) {
+            copy(samples[h].keys, t.keys().row(spread(i, keys, t.prefill_tokens), h));
+        }
+        for (std::size_t i = 0; i < queries; ++i) {
+            copy(samples[h].queries,
+                 t.queries().row(spread(i, queries, t.first_decode_row()), h * t.shape.group() + i % t.shape.group()));
+        }
+    }
+    return samples;
+}
+
+/// What sketches for a trace are made with.
+template <class T>
+sketch_options sketch_options_of(const trace<T>& t, unsigned bits, double pairs) {
+    return {t.shape.key_dim, bits, pairs, [&t] { return t.known_pairing(); }, [&t] { return calibration_samples(t); }};
+}
+
 }  // namespace example

@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "common/file_error.hpp"
@@ -36,10 +37,11 @@ struct plot_axis {
 /// y axis is then labelled 0.
 struct plot_series {
     std::string name;
-    std::vector<double> x;
-    std::vector<double> y;
-    std::string colour_key;  ///< series of one key have one colour and one marker; empty: a key of its own
-    std::string dash_key;    ///< series of one key have the same dashes; empty: dashes once the colours are used up
+    std::vector<double> x = {};
+    std::vector<double> y = {};
+    std::string colour_key = {};  ///< series of one key have one colour and one marker; empty: a key of its own
+    std::string dash_key = {};  ///< series of one key have the same dashes; empty: dashes once the colours are used up
+    bool named = false;         ///< its name stands beside its last point
 };
 
 /// A horizontal line to compare with.
@@ -298,10 +300,12 @@ inline std::string marker(const plot_style& style, double x, double y, bool holl
         }
 
         std::string markers;
+        std::vector<std::array<double, 3>> labels;  // of series: from, to, base line
         for (const plot_series& s : panel.series) {
             const detail::plot_style style = styles.of(s.name);
             std::string path;
             bool drawing = false;
+            std::optional<std::pair<double, double>> last;
             for (std::size_t i = 0; i < (std::min)(s.x.size(), s.y.size()); ++i) {
                 if (!std::isfinite(s.x[i]) || !std::isfinite(s.y[i])) {
                     drawing = false;
@@ -311,9 +315,30 @@ inline std::string marker(const plot_style& style, double x, double y, bool holl
                 const double y = sy(s.y[i]);
                 path += fmt::format("{}{:.1f} {:.1f}", drawing ? 'L' : 'M', x, y);
                 drawing = true;
+                last = {x, y};
                 const bool hollow = (sx.logarithmic && s.x[i] <= 0) || (sy.logarithmic && s.y[i] <= 0);
                 markers += detail::marker(style, x, y, hollow,
                                           s.name + ": " + label(panel.x, s.x[i]) + ", " + label(panel.y, s.y[i]));
+            }
+            if (s.named && last) {  // beside the point, as far off it as other names ask for
+                const double wide = 5.5 * static_cast<double>(text_width(s.name));
+                const bool before = last->first + 8 + wide > x1;
+                const double from = before ? last->first - 7 - wide : last->first + 7;
+                double y = last->second + 3.5;
+                double step = 9.5;
+                for (bool moved = true; moved;) {
+                    moved = false;
+                    for (const auto& [left_end, right_end, base] : labels) {
+                        if (from < right_end && from + wide > left_end && std::abs(y - base) < 9) {
+                            step = base + step > y0 - 3 ? -9.5 : step;  // no room below: above
+                            y = base + step;
+                            moved = true;
+                        }
+                    }
+                }
+                labels.push_back({from, from + wide, y});
+                put("<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"10\" fill=\"{}\">{}</text>\n", from, y, style.colour,
+                    detail::xml_text(s.name));
             }
             put("<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\" stroke-dasharray=\"{}\" "
                 "stroke-linejoin=\"round\"/>\n",

@@ -34,6 +34,7 @@
 #include "verkv/score/tova.hpp"
 #include "verkv/sketch/anchors.hpp"
 #include "verkv/sketch/exact.hpp"
+#include "verkv/sketch/logit_map.hpp"
 #include "verkv/sketch/low_rank.hpp"
 #include "verkv/sketch/per_channel.hpp"
 #include "verkv/sketch/product_quantised.hpp"
@@ -59,13 +60,44 @@ struct named_scorer {
 template <class Make>
 named_scorer(std::string_view, Make) -> named_scorer<Make>;
 
-/// What sketches are made with.
+/// Keys and queries of one KV head's prompt, for sketches that rank and have to learn what their ranks are as logits.
+struct calibration_sample {
+    std::size_t width = 0;
+    std::vector<float> keys, queries;  ///< rows of `width`
+};
+
+/// What sketches are made with. What is left 0 is as the sketch's own options have it.
 struct sketch_options {
     std::size_t key_dim = 0;
-    unsigned bits = 2;    ///< of a code, where there is one
-    double pairs = 0.25;  ///< share of the channel pairs that is kept, where some are left out
-    std::function<verkv::rope_pairing()> pairing = {};  ///< asked only by sketches that need it; may throw
+    unsigned bits = 0;  ///< of a code, where there is one
+    double pairs = 0;   ///< share of the channel pairs that is kept, where some are left out
+    std::function<verkv::rope_pairing()> pairing = {};              ///< asked only by sketches that need it; may throw
+    std::function<std::vector<calibration_sample>()> samples = {};  ///< likewise; without it ranks stay ranks
 };
+
+template <class T>
+constexpr T given_or(T given, T own) {
+    return given != T{} ? given : own;
+}
+
+/// Sets a sketch's map from ranks to logits to the mean of those that fit each sample best: one sketch serves all
+/// heads.
+template <class Sketch>
+void calibrate(Sketch& sketch, const sketch_options& o) {
+    if (!o.samples) {
+        return;
+    }
+    verkv::logit_map mean{0, 0};
+    const std::vector<calibration_sample> samples = o.samples();
+    for (const calibration_sample& s : samples) {
+        const verkv::logit_map map =
+            verkv::fit_logit_map(verkv::cpu{}, sketch, verkv::contiguous_rows(std::span<const float>(s.keys), s.width),
+                                 verkv::contiguous_rows(std::span<const float>(s.queries), s.width));
+        mean.intercept += map.intercept / static_cast<float>(samples.size());
+        mean.slope += map.slope / static_cast<float>(samples.size());
+    }
+    sketch.set_map(mean);
+}
 
 /// Which of the options a sketch has a use for.
 enum sketch_uses : unsigned { no_option = 0, uses_bits = 1, uses_pairs = 2 };
@@ -79,6 +111,10 @@ struct named_sketch {
 template <class Make>
 named_sketch(std::string_view, unsigned, Make) -> named_sketch<Make>;
 
+/// What the programs take where nothing is said; docs/results.md says why.
+inline constexpr const char* default_scorer = "mean-attention";
+inline constexpr const char* default_sketch = "rope-pairs";
+
 /// Those that look at nothing but keys, values and queries. Not here, as a trace does not hold what they need: kvzip
 /// and kvzip_plus (a second pass), sink_gate and kvzap (hidden states and trained weights), entropy_boundary
 /// (entropies); and compress_kv, whose heads are found on a model.
@@ -89,6 +125,11 @@ inline constexpr std::tuple scorers{
                  [](const scorer_options&) { return verkv::make_snapkv<verkv::reduction::maximum>(32, 5); }},
     named_scorer{"tova", [](const scorer_options&) { return verkv::tova{}; }},
     named_scorer{"h2o", [](const scorer_options&) { return verkv::make_h2o(); }},
+    named_scorer{"h2o-cached",
+                 [](const scorer_options&) {
+                     return verkv::make_h2o(verkv::portion::fraction(0.1), verkv::portion::fraction(0.1),
+                                            verkv::attention_among::cached);
+                 }},
     named_scorer{"mean-attention", [](const scorer_options&) { return verkv::mean_attention{}; }},
     named_scorer{"expected-attention",
                  [](const scorer_options& o) { return verkv::make_expected_attention({.rotation = o.rotation()}); }},
@@ -110,21 +151,33 @@ inline constexpr std::tuple sketches{
     named_sketch{"exact", no_option, [](const sketch_options&) { return verkv::exact_sketch<T>{}; }},
     named_sketch{"rope-pairs", uses_bits | uses_pairs,
                  [](const sketch_options& o) {
-                     return verkv::rope_pair_sketch(
-                         {.key_dim = o.key_dim, .pairing = o.pairing(), .bits = o.bits, .pair_fraction = o.pairs});
+                     const verkv::rope_pair_options own;
+                     return verkv::rope_pair_sketch({.key_dim = o.key_dim,
+                                                     .pairing = o.pairing(),
+                                                     .bits = given_or(o.bits, own.bits),
+                                                     .pair_fraction = given_or(o.pairs, own.pair_fraction)});
                  }},
     named_sketch{"per-channel", uses_bits,
-                 [](const sketch_options& o) { return verkv::per_channel_sketch(o.key_dim, o.bits); }},
+                 [](const sketch_options& o) {
+                     return o.bits == 0 ? verkv::per_channel_sketch(o.key_dim)
+                                        : verkv::per_channel_sketch(o.key_dim, o.bits);
+                 }},
     named_sketch{"rotated", uses_bits,
-                 [](const sketch_options& o) { return verkv::rotated_sketch({.key_dim = o.key_dim, .bits = o.bits}); }},
+                 [](const sketch_options& o) {
+                     return verkv::rotated_sketch(
+                         {.key_dim = o.key_dim, .bits = given_or(o.bits, verkv::rotated_options{}.bits)});
+                 }},
     named_sketch{"quest-pages", no_option,
                  [](const sketch_options& o) { return verkv::quest_page_sketch({.key_dim = o.key_dim}); }},
-    named_sketch{
-        "turbo-quant", uses_bits,
-        [](const sketch_options& o) { return verkv::turbo_quant_sketch({.key_dim = o.key_dim, .bits = o.bits}); }},
+    named_sketch{"turbo-quant", uses_bits,
+                 [](const sketch_options& o) {
+                     return verkv::turbo_quant_sketch(
+                         {.key_dim = o.key_dim, .bits = given_or(o.bits, verkv::turbo_quant_options{}.bits)});
+                 }},
     named_sketch{"turbo-quant-inner", uses_bits,
                  [](const sketch_options& o) {
-                     return verkv::turbo_quant_sketch({o.key_dim, o.bits, verkv::turbo_quant_form::inner_product, 0});
+                     return verkv::turbo_quant_sketch({o.key_dim, given_or(o.bits, verkv::turbo_quant_options{}.bits),
+                                                       verkv::turbo_quant_form::inner_product, 0});
                  }},
     named_sketch{"product-quantised", no_option,
                  [](const sketch_options& o) {
@@ -138,11 +191,18 @@ inline constexpr std::tuple sketches{
                      return verkv::low_rank_sketch({.key_dim = o.key_dim, .rank = (o.key_dim + 3) / 4});
                  }},
     named_sketch{"anchors", uses_bits,
-                 [](const sketch_options& o) { return verkv::anchor_sketch({.key_dim = o.key_dim, .bits = o.bits}); }},
+                 [](const sketch_options& o) {
+                     return verkv::anchor_sketch(
+                         {.key_dim = o.key_dim, .bits = given_or(o.bits, verkv::anchor_options{}.bits)});
+                 }},
     named_sketch{"spans", no_option,
                  [](const sketch_options& o) { return verkv::span_sketch({.key_dim = o.key_dim}); }},
     named_sketch{"socket", no_option,
-                 [](const sketch_options& o) { return verkv::socket_sketch({.key_dim = o.key_dim}); }},
+                 [](const sketch_options& o) {
+                     verkv::socket_sketch sketch({.key_dim = o.key_dim});
+                     calibrate(sketch, o);
+                     return sketch;
+                 }},
 };
 
 /// The names of a list, in its order.

@@ -66,6 +66,13 @@ inline std::vector<llama_token> prompt_of(const engine& e, const prompt_choice& 
 
 /// What verkv does, as it is asked for by name.
 struct verification_choice {
+    /// What the C interface takes where nothing is said.
+    [[nodiscard]] static verkv_options own() {
+        verkv_options o;
+        verkv_default_options(&o);
+        return o;
+    }
+
     std::string plan = "water-filling";
     std::string sketch = "rope-pairs";
     std::string target = "denominator";
@@ -74,8 +81,8 @@ struct verification_choice {
     std::size_t local = 48;
     double epsilon = 0.05;
     double delta = 0.1;
-    unsigned bits = 2;
-    double share = 0.25;
+    unsigned bits = own().sketch_bits;
+    double share = static_cast<double>(own().sketch_share);
     std::uint32_t shortlist = 128;
     bool per_head = false;
     unsigned rounds = 15;

@@ -68,7 +68,7 @@ const double most = 0.1 + 6 * std::sqrt(0.1 * 0.9 / draws);
 
 TEST_CASE("the check on isotropic keys: a sketch of all channels keeps delta, RoPE pairs while logits are flat",
           "[isotropic]") {
-    const verkv::rope_pair_sketch pairs({.key_dim = width});
+    const verkv::rope_pair_sketch pairs({.key_dim = width, .pair_fraction = 0.25});  // the paper's
     const verkv::rotated_sketch rotated({.key_dim = width});
     for (const double epsilon : {0.05, 0.2}) {
         for (const double spread : {0.5, 1.0, 2.0, 4.0}) {

@@ -87,6 +87,20 @@ TEST_CASE("examples: the lists of scorers and sketches make what they name") {
         });
         CHECK(held == 40);
     }
+    // What is left 0 is the sketch's own; what is given counts.
+    const auto bytes = [&](const std::string& name, unsigned bits, double pairs) {
+        return example::with_sketch<float>(name, {16, bits, pairs, options.pairing, {}}, [&](auto sketch) {
+            sketch.fit(verkv::cpu{}, verkv::contiguous_rows(std::span(keys), 16));
+            sketch.append(verkv::cpu{}, verkv::contiguous_rows(std::span(keys), 16));
+            return sketch.bytes();
+        });
+    };
+    CHECK(bytes("rope-pairs", 0, 0) == bytes("rope-pairs", verkv::rope_pair_options{}.bits, 0.5));
+    CHECK(bytes("rope-pairs", 8, 1) > bytes("rope-pairs", 0, 0));
+    CHECK(bytes("rotated", 0, 0) == bytes("rotated", verkv::rotated_options{}.bits, 0));
+    // Of both defaults there is something.
+    CHECK_NOTHROW(example::chosen_scorer(example::default_scorer, {}));  // and it needs no rotation
+    CHECK(example::facts_of_sketch(example::default_sketch).name == example::default_sketch);
     std::set<std::string> different;
     for (const std::string& name : example::names_of(example::scorers)) {
         different.insert(name);
@@ -101,11 +115,63 @@ TEST_CASE("examples: the lists of scorers and sketches make what they name") {
     CHECK_THROWS_AS(example::chosen_sketch<float>("exact", options), std::invalid_argument);
 }
 
+TEST_CASE("examples: a sketch that ranks learns from a trace what its ranks are as logits") {
+    example::synthetic_options o;
+    o.shape = {6, 2, 32, 8, 0};
+    o.prefill_tokens = 600;
+    const auto t = example::synthetic_trace<float>(o);
+    const auto samples = example::calibration_samples(t);
+    REQUIRE(samples.size() == 2);
+    CHECK(samples[1].keys.size() == 500 * 32);
+    CHECK(samples[1].queries.size() % 32 == 0);
+    CHECK(samples[1].keys != samples[0].keys);
+    // The map is the mean of the heads' own ones, and the default where there is nothing to learn from.
+    verkv::socket_sketch sketch({.key_dim = 32});
+    example::calibrate(sketch, {.key_dim = 32});
+    CHECK(sketch.map() == verkv::logit_map{});
+    example::calibrate(sketch, example::sketch_options_of(t, 0, 0));
+    double slope = 0;
+    for (const auto& s : samples) {
+        verkv::socket_sketch own({.key_dim = 32});
+        own.calibrate(verkv::cpu{}, verkv::contiguous_rows(std::span(s.keys), 32),
+                      verkv::contiguous_rows(std::span(s.queries), 32));
+        slope += static_cast<double>(own.map().slope) / 2;
+    }
+    CHECK(slope > 0);
+    CHECK(static_cast<double>(sketch.map().slope) == Approx(slope));
+    // Calibrated, its logits are nearer to the exact ones.
+    const auto distance = [&](const example::sketch_options& options) {
+        double square = 0;
+        example::with_sketch<float>("socket", options, [&](auto made) {
+            const auto keys = t.keys().head(0).slice(0, 500);
+            made.fit(verkv::cpu{}, keys);
+            made.append(verkv::cpu{}, keys);
+            const verkv::rows<float> query{t.queries().row(t.decode_row(0), 0), 32, 1, 32, nullptr};
+            std::vector<float> estimate(500), exact(500);
+            made.estimate(verkv::cpu{}, query, 1.0f, verkv::matrix_of(std::span(estimate), 1, 500));
+            score_rows(verkv::cpu{}, query, 1.0f, keys, verkv::matrix_of(std::span(exact), 1, 500));
+            for (std::size_t i = 0; i < 500; ++i) {
+                square += static_cast<double>(estimate[i] - exact[i]) * static_cast<double>(estimate[i] - exact[i]);
+            }
+            return 0;
+        });
+        return square;
+    };
+    CHECK(distance(example::sketch_options_of(t, 0, 0)) < distance({.key_dim = 32}));
+}
+
 TEST_CASE("examples: compare's settings") {
     const settings s = settings_of({});
     CHECK(s.scorers == example::names_of(example::scorers));
     CHECK(s.epsilon == std::vector<double>{0.05, 0.1, 0.2});
     CHECK(s.baselines.back() == "clusters");
+    CHECK(s.scorer == example::default_scorer);
+    CHECK(s.ranks == strings{"exact", example::default_sketch});
+    const settings swept = settings_of({"--bits", "2,4", "--pairs", "1/4,1"});
+    CHECK(swept.bits == std::vector<unsigned>{2, 4});
+    CHECK(swept.pairs == std::vector<double>{0.25, 1});
+    CHECK_THROWS_AS(settings_of({"--bits", "2,9"}), CLI::ValidationError);
+    CHECK_THROWS_AS(settings_of({"--bits", "2,2"}), CLI::ValidationError);
     const settings other = settings_of({"--part", "baselines", "--epsilon", "0.3", "--count", "1/50,0.1", "--kept",
                                         "1/8", "--with-kept", "1/4", "--rank", "rotated", "--heavy", "0"});
     CHECK(other.parts == strings{"baselines"});
@@ -187,7 +253,17 @@ TEST_CASE("examples: compare's files have a cell for each number, and none for w
     std::getline(lines, header);
     std::getline(lines, line);
     CHECK(std::count(header.begin(), header.end(), ',') == std::count(line.begin(), line.end(), ','));
-    CHECK(line.rfind("baselines,top-k 5 %,,exact,nothing,,0.1,,,,0.0488,", 0) == 0);
+    CHECK(line.rfind("baselines,top-k 5 %,,exact,nothing,,,,0.1,,,,0.0488,", 0) == 0);
+    CHECK(r.weights() == "exact");
+    CHECK(row{}.weights() == "-");
+    row setting;
+    setting.sketch = "rope-pairs";
+    compare::set_sketch_setting(setting, "rope-pairs", 4, 0.5);
+    CHECK(setting.weights() == "rope-pairs 0.5 at 4 bits");
+    compare::set_sketch_setting(setting, "rope-pairs", 0, 0);
+    CHECK(setting.weights() == "rope-pairs");
+    compare::set_sketch_setting(setting, "rotated", 3, 0.5);
+    CHECK(std::isnan(setting.pairs));
     const auto json = compare::as_json({r});
     CHECK(json[0]["method"] == "top-k 5 %");
     CHECK(json[0]["rows_read"] == 0.0488);
@@ -225,6 +301,7 @@ TEST_CASE("examples: compare plots methods, scorers and sketches") {
         add("scorers", "water-filling", "key-norm", "rope-pairs", epsilon, epsilon, 0.1, 4);
         add("sketches", "water-filling", "snapkv", "rotated", epsilon, 0.02, 0.1, 24);
         add("sketches", "water-filling", "snapkv", "rope-pairs", epsilon, 0.04, 0.1, 4);
+        add("sketches", "water-filling", "snapkv", "rope-pairs", epsilon, 0.02, 0.1, 8);
         add("sketches", "water-filling", "snapkv", "exact", epsilon, 0.005, 0.1, 128);
         add("baselines", "top-p", "", "exact", epsilon, 0.03, epsilon, 128);
         add("baselines", "clusters", "", "", epsilon, 0.03, 0.2, 32);
@@ -241,11 +318,15 @@ TEST_CASE("examples: compare plots methods, scorers and sketches") {
     REQUIRE(scorers.panels[0].series.size() == 2);
     CHECK(scorers.panels[0].series[0].y == std::vector<double>{0.05, 0.1});
     const auto sketches = compare::sketch_figure({}, s, rows);
-    REQUIRE(sketches.panels.size() == 2);
-    REQUIRE(sketches.panels[0].series.size() == 2);
-    CHECK(sketches.panels[0].series[0].x == std::vector<double>{4, 24, 128});
-    CHECK(sketches.panels[0].series[0].y == std::vector<double>{0.04, 0.02, 0.005});
-    CHECK(sketches.panels[1].series[0].y[1] == Approx(0.03));
+    REQUIRE(sketches.panels.size() == 2);            // one for each epsilon
+    REQUIRE(sketches.panels[0].series.size() == 3);  // one for each sketch that was run
+    CHECK(sketches.panels[0].series[0].name == "rotated");
+    CHECK(sketches.panels[0].series[1].name == "rope-pairs");
+    CHECK(sketches.panels[0].series[1].x == std::vector<double>{4, 8});  // a line through its settings
+    CHECK(sketches.panels[0].series[1].y == std::vector<double>{0.04, 0.02});
+    CHECK(sketches.panels[0].series[2].x == std::vector<double>{128});
+    const std::string svg = example::svg_text(sketches);
+    CHECK(svg.find(">rotated</text>") != std::string::npos);
 }
 
 }  // namespace

@@ -81,6 +81,38 @@ std::vector<double> streamed_in_double(const prompt<float>& p, std::size_t head,
     return a;
 }
 
+// Decoding with what is left, by the definition: of `n` tokens, the set and the band are the cache, a flag each; a
+// query shares its attention among the cached tokens, as the exact ratios of e^logit of a full softmax have it.
+std::vector<double> decoded_in_double(const std::vector<std::vector<double>>& attention, std::size_t heavy,
+                                      std::size_t band) {
+    const std::size_t n = attention.size();
+    std::vector<double> a(n, 0.0);
+    std::vector<bool> kept(n, false);
+    for (std::size_t t = 0; t < n; ++t) {
+        kept[t] = true;
+        if (static_cast<std::size_t>(std::count(kept.begin(), kept.end(), true)) > heavy) {
+            std::size_t least = n;
+            for (std::size_t i = 0; i < t; ++i) {
+                if (kept[i] && (least == n || a[i] <= a[least])) {
+                    least = i;
+                }
+            }
+            least = least == n ? t : least;  // room for none of them but the new one
+            kept[least] = false;
+            a[least] = 0;
+            kept[t] = true;
+        }
+        double sum = 0;
+        for (std::size_t i = 0; i <= t; ++i) {
+            sum += kept[i] || i + band > t ? attention[t][i] : 0.0;
+        }
+        for (std::size_t i = 0; i <= t; ++i) {
+            a[i] += kept[i] ? attention[t][i] / sum : 0.0;
+        }
+    }
+    return a;
+}
+
 std::vector<std::vector<double>> matrix_in_double(const prompt<float>& p, std::size_t head, double* spread) {
     std::vector<std::vector<double>> rows;
     for (std::size_t j = 0; j < p.queries.tokens; ++j) {
@@ -165,6 +197,39 @@ TEST_CASE("score: H2O is the published loop") {
                     accumulated_attention{portion::tokens(heavy), portion::tokens(3)}.score_head(cpu{}, p, h, banded);
                     for (std::size_t i = 0; i < size; ++i) {
                         REQUIRE(banded[i] == (i + 3 < size ? got[i] : 1.0f));
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("score: H2O among the cached tokens is what a decoder that evicts would count") {
+    for (const std::size_t group : {1u, 3u}) {
+        const geometry shape{group, 1, 16, 8, group == 3 ? 0.1f : 0.0f};
+        for (const int n : {1, 2, 7, 65, 200}) {
+            const random_prompt<float> owner(shape, positions_from(0, n), positions_from(0, n),
+                                             static_cast<unsigned>(n), n == 65 ? layout::listed : layout::dense);
+            const auto p = owner.view();
+            const auto size = static_cast<std::size_t>(n);
+            for (const std::size_t heavy : {std::size_t{2}, std::size_t{9}, size}) {
+                for (const std::size_t band : {std::size_t{0}, std::size_t{5}, size}) {
+                    CAPTURE(n, heavy, band, group);
+                    double spread = 0;
+                    for (std::size_t h = 0; h < group; ++h) {
+                        const auto expected = decoded_in_double(matrix_in_double(p, h, &spread), heavy, band);
+                        std::vector<float> got(size);
+                        accumulated_attention{portion::tokens(heavy), portion::tokens(band), attention_among::cached}
+                            .score_head(cpu{}, p, h, got);
+                        double sum = 0;
+                        for (std::size_t i = 0; i < size; ++i) {
+                            const double mean = i + band < size ? expected[i] / n : 1.0;
+                            REQUIRE(std::abs(static_cast<double>(got[i]) - mean) <= tolerance_of(16, spread) * mean);
+                            sum += static_cast<double>(got[i]);
+                        }
+                        if (band == 0 && heavy == size) {  // nothing left: every query gave all of its attention
+                            CHECK(sum == Approx(1).epsilon(1e-5));
+                        }
                     }
                 }
             }
@@ -338,5 +403,9 @@ TEST_CASE("score: threads and layout change no bit of H2O") {
     std::vector<float> y(positions.size());
     make_h2o<reduction::maximum>().score(cpu{}, a.view(), 1, x);
     make_h2o<reduction::maximum>().score(cpu{&pool}, b.view(), 1, y);
+    CHECK(x == y);
+    const auto cached = make_h2o<reduction::maximum>(portion::tokens(30), portion::tokens(9), attention_among::cached);
+    cached.score(cpu{}, a.view(), 1, x);
+    cached.score(cpu{&pool}, b.view(), 1, y);
     CHECK(x == y);
 }

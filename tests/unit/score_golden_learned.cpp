@@ -1,5 +1,5 @@
-// Compactor, Fast KVzip's gate and KVzap against kvpress, written by tests/golden/generate_learned.py; and the reader
-// of their weights.
+// Compactor, Fast KVzip's gate and KVzap against kvpress, written by tests/golden/generate_learned.py; CompressKV
+// against numpy, by generate_compress_kv.py; and the reader of their weights.
 #include <algorithm>
 #include <cmath>
 
@@ -7,6 +7,8 @@
 #include "support/catch.hpp"
 #include "support/temporary_folder.hpp"
 #include "verkv/score/compactor.hpp"
+#include "verkv/score/compress_kv.hpp"
+#include "verkv/score/eviction_error.hpp"
 #include "verkv/score/kvzap.hpp"
 #include "verkv/score/sink_gate.hpp"
 
@@ -192,4 +194,38 @@ TEST_CASE("examples: gate weights that do not go together are refused") {
     CHECK(has(problem(read_zap), "(3, 23); the other files make it (3, 24)"));
     std::filesystem::remove(path / "hidden_bias.npy");
     CHECK(has(problem(read_zap), "hidden_bias.npy: does not exist"));
+}
+
+// No program of the field's to compare with: kvpress 0.5.5 has none. generate_compress_kv.py reads the paper once more.
+TEST_CASE("score: CompressKV and the error of a layer agree with the formulas in numpy") {
+    const std::string golden = VERKV_TEST_DATA_DIR;
+    const auto read = [&](const char* name, std::size_t axes) {
+        return example::read_floats(golden + "/" + name + ".npy", axes);
+    };
+    const auto keys = read("full_group3/keys", 3), queries = read("full_group3/queries", 3),
+               values = read("full_group3/values", 3);
+    const auto scores = read("compress_kv/scores", 1), kept = read("compress_kv/kept", 1),
+               projection = read("compress_kv/projection", 2), error = read("compress_kv/error", 1);
+    const std::size_t n = keys.shape[0], width = keys.shape[2], window = 8;
+    const auto positions = first_positions(n);
+    const auto heads = [](const example::float_array& a) { return compactor_case::heads(a); };
+    const std::vector<rows<float>> key_rows{heads(keys).head(0), heads(keys).head(1)};
+    const std::vector<rows<float>> value_rows{heads(values).head(0), heads(values).head(1)};
+    prompt<float> p{{queries.shape[1], 2, width, width, 0}, key_rows, value_rows, positions, heads(queries), positions};
+    const std::vector<std::size_t> looking{0, 2, 5};
+    std::vector<float> out(n);
+    for (const std::size_t kv : {0u, 1u}) {
+        compress_kv{looking, window, 5}.score(cpu{}, p, kv, std::span<float>(out));
+        CHECK(std::all_of(out.end() - window, out.end(), [](float x) { return x == 1; }));
+        std::for_each(out.begin(), out.end() - window, [](float& x) { x *= window; });  // theirs is the sum
+        check_close(std::span<const float>(out).first(n - window),
+                    std::span<const float>(scores.data).first(n - window), 3e-5f, 0);
+    }
+    p.queries = p.queries.slice(n - window, window);
+    p.query_positions = std::span<const position_t>(positions).last(window);
+    const std::vector<token_index> tokens(kept.data.begin(), kept.data.end());
+    const std::vector<std::span<const token_index>> of_heads(2, tokens);
+    const prompt_with<float, output_projection<float>> with{
+        p, {contiguous_rows(std::span<const float>(projection.data), projection.shape[1])}};
+    CHECK(eviction_error(cpu{}, with, of_heads) == Approx(static_cast<double>(error.data[0])).epsilon(1e-5));
 }

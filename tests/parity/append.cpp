@@ -135,7 +135,7 @@ void compare_codes(const verkv::rope_pair_options& options, std::size_t before, 
             const std::size_t blocks = c.groups == 0 ? 0 : (c.tokens - c.first_token[c.groups - 1] + 15) / 16;
             const std::size_t used = c.groups == 0 ? 0 : (c.groups - 1) * c.slot_words + blocks * 16 * c.words;
             std::copy_n(c.codes, used, codes.begin());
-            std::vector<half> parameters(groups * 2 * c.padded_channels, half{0});
+            std::vector<half> parameters(groups * 2 * c.padded_channels, half{0u});
             std::copy_n(c.parameters, c.groups * 2 * c.padded_channels, parameters.begin());
             std::vector<std::uint32_t> first(groups + 1);
             std::copy_n(c.first_token, c.groups, first.begin());

@@ -178,10 +178,10 @@ TEST_CASE("core: stored elements at the ends of their range") {
 }
 
 TEST_CASE("core: conversions work at compile time, and float passes through") {
-    static_assert(to_float(half{0x3c00}) == 1.0f);
-    static_assert(to_float(bfloat16{0x3f80}) == 1.0f);
-    static_assert(from_float<half>(-2.0f) == half{0xc000});
-    static_assert(from_float<bfloat16>(-2.0f) == bfloat16{0xc000});
+    static_assert(to_float(half{0x3c00u}) == 1.0f);
+    static_assert(to_float(bfloat16{0x3f80u}) == 1.0f);
+    static_assert(from_float<half>(-2.0f) == half{0xc000u});
+    static_assert(from_float<bfloat16>(-2.0f) == bfloat16{0xc000u});
     static_assert(to_float(0.1f) == 0.1f && from_float<float>(0.1f) == 0.1f);
     static_assert(verkv::storage<float> && verkv::storage<half> && verkv::storage<bfloat16>);
     static_assert(!verkv::storage<double> && !verkv::storage<std::uint16_t>);

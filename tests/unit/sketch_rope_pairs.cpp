@@ -425,7 +425,7 @@ TEST_CASE("sketch: bytes a token") {
     rope_pair_sketch s(o);
     CHECK(s.bytes_per_token() == 9.0);
     CHECK(s.bytes_per_token() / 512 == Approx(0.0176).epsilon(2e-3));
-    const std::vector<half> keys(1024 * 128, half{0x3c00});
+    const std::vector<half> keys(1024 * 128, half{0x3c00u});
     s.fit(exec, rows_of(keys, 128));
     s.append(exec, rows_of(keys, 128));
     CHECK(s.bytes() == 1024 * 9);

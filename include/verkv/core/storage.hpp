@@ -8,16 +8,36 @@
 #include "verkv/core/host_device.hpp"
 
 namespace verkv::inline v0 {
+namespace detail {
+
+template <class T>
+concept signed_number = std::floating_point<T> || std::signed_integral<T>;
+
+}  // namespace detail
 
 /// IEEE binary16 as stored: sixteen bits and no arithmetic. Any engine's own 16-bit type has the same layout.
 struct half {
     std::uint16_t bits;
+
+    half() = default;
+    VERKV_HOST_DEVICE constexpr explicit half(std::uint16_t b) noexcept : bits(b) {}
+    /// Not from a number: from_float<half>(x).
+    template <detail::signed_number T>
+    half(T) = delete;
+
     friend bool operator==(half, half) = default;
 };
 
 /// bfloat16 as stored: the upper sixteen bits of a float.
 struct bfloat16 {
     std::uint16_t bits;
+
+    bfloat16() = default;
+    VERKV_HOST_DEVICE constexpr explicit bfloat16(std::uint16_t b) noexcept : bits(b) {}
+    /// Not from a number: from_float<bfloat16>(x).
+    template <detail::signed_number T>
+    bfloat16(T) = delete;
+
     friend bool operator==(bfloat16, bfloat16) = default;
 };
 

@@ -76,7 +76,7 @@ inline void quantise_group(float* raw, std::size_t tokens, std::size_t channels,
         const double range = finite ? static_cast<double>(top) - static_cast<double>(zero) + 0.0 : 0;
         const double step = smaller(range / static_cast<double>(levels), half_max);
         // "+ 0": a zero of either sign is +0, for which one is the smallest depends on the order.
-        zeros[c] = finite ? from_float<half>(larger(smaller(zero, 65504.0f), -65504.0f) + 0.0f) : half{0x7e00};
+        zeros[c] = finite ? from_float<half>(larger(smaller(zero, 65504.0f), -65504.0f) + 0.0f) : half{0x7e00u};
         steps[c] = from_float<half>(static_cast<float>(step));
 
         const float stored_zero = to_float(zeros[c]);

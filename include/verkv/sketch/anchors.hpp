@@ -235,7 +235,7 @@ private:
         index_[token] = 0;
         step_[token] = 0;
         if (!detail::finite_row(key, options_.key_dim)) {
-            gain_[token] = half{0x7e00};
+            gain_[token] = half{0x7e00u};
             error_[token] = std::numeric_limits<float>::infinity();
             return;
         }

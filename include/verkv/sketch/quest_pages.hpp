@@ -46,7 +46,7 @@ namespace detail {
     }
     const unsigned bits = nearest.bits;
     if ((bits & 0x7fffu) == 0) {
-        return half{0x8001};
+        return half{0x8001u};
     }
     return half{static_cast<std::uint16_t>(bits & 0x8000u ? bits + 1 : bits - 1)};
 }
@@ -101,7 +101,7 @@ public:
         for (std::size_t i = 0; i < keys.count;) {
             const bool fresh = !open_;
             if (fresh) {
-                extremes_.resize(extremes_.size() + 2 * padded_, half{0});
+                extremes_.resize(extremes_.size() + 2 * padded_, half{0u});
                 unit_.push_back(1.0f);
                 first_token_.push_back(tokens_);
                 open_extremes_.resize(2 * options_.key_dim);
@@ -257,8 +257,8 @@ private:
         half* const highest = lowest + padded_;
         for (std::size_t c = 0; c < options_.key_dim; ++c) {
             const bool finite = low[c] == low[c];
-            lowest[c] = finite ? detail::half_below(static_cast<double>(low[c]) * inverse) : half{0x7e00};
-            highest[c] = finite ? detail::half_above(static_cast<double>(high[c]) * inverse) : half{0x7e00};
+            lowest[c] = finite ? detail::half_below(static_cast<double>(low[c]) * inverse) : half{0x7e00u};
+            highest[c] = finite ? detail::half_above(static_cast<double>(high[c]) * inverse) : half{0x7e00u};
         }
     }
 

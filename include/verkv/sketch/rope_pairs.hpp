@@ -134,7 +134,7 @@ public:
         for (std::size_t i = 0; i < keys.count;) {
             if (!open_) {
                 codes_.resize(groups() * slot_words_);
-                parameters_.resize(parameters_.size() + 2 * padded_, half{0});
+                parameters_.resize(parameters_.size() + 2 * padded_, half{0u});
                 first_token_.push_back(tokens_);
                 open_ = true;
             }

@@ -28,7 +28,7 @@ struct quantiser {
         const double range = finite ? static_cast<double>(high) - static_cast<double>(low) + 0.0 : 0;
         const double step = smaller(range / static_cast<double>((1u << bits) - 1), half_max);
         // "+ 0": a zero of either sign is +0, for which one is the smallest depends on the order.
-        return {finite ? from_float<half>(larger(smaller(low, 65504.0f), -65504.0f) + 0.0f) : half{0x7e00},
+        return {finite ? from_float<half>(larger(smaller(low, 65504.0f), -65504.0f) + 0.0f) : half{0x7e00u},
                 from_float<half>(static_cast<float>(step))};
     }
 

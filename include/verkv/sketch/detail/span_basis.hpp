@@ -125,7 +125,7 @@ inline float summarise_span(const float* keys, std::size_t count, std::size_t wi
         }
         const double mean = total / static_cast<double>(count);
         out.mean[c] = finite ? from_float<half>(static_cast<float>((std::max)((std::min)(mean, 65504.0), -65504.0)))
-                             : half{0x7e00};
+                             : half{0x7e00u};
         const auto stored = static_cast<double>(to_float(out.mean[c]));
         mean_square += stored * stored;
         for (std::size_t t = 0; t < count; ++t) {

@@ -422,6 +422,8 @@ TEST_CASE("sketch: bytes a token") {
     const cpu exec;
     rope_pair_options o;
     o.key_dim = 128;
+    CHECK(rope_pair_sketch(o).bytes_per_token() == 18.0);
+    o.pair_fraction = 0.25;  // the paper's
     rope_pair_sketch s(o);
     CHECK(s.bytes_per_token() == 9.0);
     CHECK(s.bytes_per_token() / 512 == Approx(0.0176).epsilon(2e-3));

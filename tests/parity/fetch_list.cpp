@@ -91,9 +91,15 @@ public:
         copy_to = gpu.template output<verkv::row_id>("copy to", k * stride);
         copies_made = gpu.template output<std::uint32_t>("copies", k);
         rows_pinned = gpu.template output<std::uint32_t>("pinned", k);
-        kernel.fetch = {fetch_token.data(), fetch_row.data(), fetch_log_weight.data(), fetch_count.data(),
-                        copy_from.data(),   copy_to.data(),   copies_made.data(),      rows_pinned.data()};
-        kernel.fetch.stride = stride;
+        kernel.fetch = {.token = fetch_token.data(),
+                        .row = fetch_row.data(),
+                        .log_weight = fetch_log_weight.data(),
+                        .count = fetch_count.data(),
+                        .copy_from = copy_from.data(),
+                        .copy_to = copy_to.data(),
+                        .copies = copies_made.data(),
+                        .pinned = rows_pinned.data(),
+                        .stride = stride};
         kernel.counts = gpu.template output<std::uint32_t>("counts", k * s.blocks).data();
         kernel.missing = gpu.template output<std::uint32_t>("missing", k * stride).data();
         kernel.arrived = device_arrived.data();

@@ -68,7 +68,8 @@ void check_round_trip(const std::vector<T>& elements, const std::vector<std::siz
 TEST_CASE("examples: npy files come back as they were written") {
     check_round_trip<float>({1, -2, 3.5f, 0, 1e-40f, -1e38f}, {1, 2, 3});
     check_round_trip<double>({1, 2}, {2});
-    check_round_trip<verkv::half>({{0x3c00}, {0x0001}, {0xfbff}, {0x8000}}, {4, 1});
+    using verkv::half;
+    check_round_trip<half>({half{0x3c00u}, half{0x0001u}, half{0xfbffu}, half{0x8000u}}, {4, 1});
     check_round_trip<std::int32_t>({0, -1, 2147483647}, {3});
     check_round_trip<std::int64_t>({std::numeric_limits<std::int64_t>::min()}, {});
     check_round_trip<float>({}, {0, 3});

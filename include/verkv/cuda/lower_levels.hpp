@@ -79,7 +79,8 @@ struct lower_levels_kernel {
             return;
         }
         const double seen = b.load_readonly(&observed[head].observed);
-        const double least = 1.0 + static_cast<double>(round / 4);  // the longer it takes, the farther
+        const auto fours = round / 4;  // the longer it takes, the farther
+        const double least = 1.0 + static_cast<double>(fours);
         // The certificate falls with the level or with its square root: between the two.
         double down = std::floor(1.5 * std::log(seen / epsilon) / std::log(ratio));
         down = down > least ? smaller(down, 60.0) : least;

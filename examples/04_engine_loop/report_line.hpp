@@ -32,10 +32,9 @@ struct report_line {
 
     static void print_title() {
         fmt::print(
-            "\nread: rows that plans fetched. copied: those of them that no earlier step had left in staging; one that "
-            "had to\nmake room counts again. moved: bytes from host memory, of what dense attention reads. certif.: "
-            "the "
-            "relative\nerror that is certified.\n");
+            "\nread: rows that plans fetched. copied: those of them that no earlier step had left in staging; one\n"
+            "that had to make room counts again. moved: bytes from host memory, of what dense attention\n"
+            "reads. certif.: the relative error that is certified.\n");
         fmt::print(
             "\n                        % of the context             mean       ms of a KV head\n"
             "step  context resident     read   copied    moved  certif.    sketch decide  fetch attend\n");

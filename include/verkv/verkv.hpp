@@ -66,6 +66,7 @@
 #include "verkv/certify/bernstein.hpp"
 #include "verkv/certify/chernoff.hpp"
 #include "verkv/certify/estimator.hpp"
+#include "verkv/certify/level_steps.hpp"
 #include "verkv/certify/row_error.hpp"
 #include "verkv/certify/sample_check.hpp"
 #include "verkv/certify/shrinkage.hpp"

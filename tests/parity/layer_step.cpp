@@ -51,16 +51,6 @@ struct traced {
     void append_up_to(std::size_t step) {
         take(static_cast<std::size_t>(t.decode_position(step)) + 1, [&](auto... rows) { cache.append(id, rows...); });
     }
-    [[nodiscard]] std::vector<float> queries(std::size_t step) const {
-        std::vector<float> q;
-        for (std::size_t h = 0; h < t.shape.query_heads; ++h) {
-            const half* row = t.queries().row(t.decode_row(step), h);
-            for (std::size_t c = 0; c < t.shape.key_dim; ++c) {
-                q.push_back(verkv::to_float(row[c]));
-            }
-        }
-        return q;
-    }
 
 private:
     template <class Add>
@@ -183,6 +173,25 @@ double apart(std::span<const float> a, std::span<const float> b) {
 template <class Device>
 using mirror = support::device_mirror<Device, half, 2, 4, 64>;
 
+/// What the device and the CPU make of a decode step.
+struct answers {
+    std::vector<float> queries;
+    support::device_outcome found;
+    support::step_answer right;
+    const verkv::step_report* report = nullptr;
+};
+
+template <class Mirror>
+answers answers_at(traced& s, Mirror& device, std::size_t step, std::size_t prompt, const verkv::tolerance& promise) {
+    s.append_up_to(step);
+    device.upload(s.cache, s.id, seed, 0, prompt);
+    answers both;
+    both.queries = support::queries_at(s.t, step);
+    both.found = device.run(both.queries);
+    both.right = support::decode(s.cache, s.id, both.queries, promise, &both.report);
+    return both;
+}
+
 }  // namespace
 
 TEST_CASE("a step on the packaged trace is the CPU's", "[parity]") {
@@ -195,12 +204,7 @@ TEST_CASE("a step on the packaged trace is the CPU's", "[parity]") {
         std::size_t listed = 0, different = 0, alike = 0, all = 0;
         for (const std::size_t step : s.t.spread_steps(2)) {
             INFO("step " << step);
-            s.append_up_to(step);
-            device.upload(s.cache, s.id, seed, 0, prompt);
-            const std::vector<float> queries = s.queries(step);
-            const support::device_outcome found = device.run(queries);
-            const verkv::step_report* report = nullptr;
-            const support::step_answer right = support::decode(s.cache, s.id, queries, promise, &report);
+            const auto [queries, found, right, report] = answers_at(s, device, step, prompt, promise);
             for (std::size_t kv = 0; kv < s.t.shape.kv_heads; ++kv) {
                 INFO("KV head " << kv);
                 std::vector<float> u(s.tokens);
@@ -265,12 +269,7 @@ TEST_CASE("the check of a step asks for the rounds that the CPU's does", "[parit
         std::size_t heads = 0, same_rounds = 0, asked = 0;
         for (const std::size_t step : s.t.spread_steps(3)) {
             INFO("step " << step);
-            s.append_up_to(step);
-            device.upload(s.cache, s.id, seed, 0, prompt);
-            const std::vector<float> queries = s.queries(step);
-            const support::device_outcome found = device.run(queries);
-            const verkv::step_report* report = nullptr;
-            const support::step_answer right = support::decode(s.cache, s.id, queries, promise, &report);
+            const auto [queries, found, right, report] = answers_at(s, device, step, prompt, promise);
             for (std::size_t kv = 0; kv < s.t.shape.kv_heads; ++kv) {
                 const verkv::kv_head_report& k = report->kv_head(0, kv);
                 INFO("KV head " << kv << ": rounds " << k.rounds << ", device " << found.rounds[kv] << "; rows "
@@ -415,7 +414,7 @@ TEST_CASE("the last round leaves no token out", "[parity]") {
         s.append_up_to(step);
         mirror<std::remove_reference_t<decltype(gpu)>> device(gpu, s.cache, s.id, 100, {0.05, 0.1}, 1);
         device.upload(s.cache, s.id, seed, 0, prompt);
-        const support::device_outcome found = device.run(s.queries(step));
+        const support::device_outcome found = device.run(support::queries_at(s.t, step));
         std::size_t everything = 0;
         for (std::size_t kv = 0; kv < s.t.shape.kv_heads; ++kv) {
             std::size_t resident = 0;

@@ -26,17 +26,6 @@ struct trace_step {
     std::vector<std::vector<float>> log_weight;
     std::vector<float> output, lse;
 
-    [[nodiscard]] std::vector<float> queries() const {
-        std::vector<float> q;
-        for (std::size_t h = 0; h < t.shape.query_heads; ++h) {
-            const half* row = t.queries().row(t.decode_row(step), h);
-            for (std::size_t c = 0; c < t.shape.key_dim; ++c) {
-                q.push_back(verkv::to_float(row[c]));
-            }
-        }
-        return q;
-    }
-
     template <unsigned Dim, class Device>
     void run(Device& gpu, unsigned parts, unsigned threads) {
         const auto heads = static_cast<unsigned>(t.shape.kv_heads);
@@ -56,7 +45,7 @@ struct trace_step {
                 weights[h * stride + i] = log_weight[h][i];
             }
         }
-        const std::vector<float> q = queries();
+        const std::vector<float> q = support::queries_at(t, step);
         const auto keys = gpu.input("keys", std::span<const half>(t.key_data));
         const auto values = gpu.input("values", std::span<const half>(t.value_data));
         const auto query = gpu.input("queries", std::span<const float>(q));
@@ -100,7 +89,7 @@ struct trace_step {
         constexpr double u = 0x1p-24;
         const std::size_t dim = t.shape.key_dim;
         const std::size_t group = t.shape.group();
-        const std::vector<float> q = queries();
+        const std::vector<float> q = support::queries_at(t, step);
         for (std::size_t h = 0; h < t.shape.kv_heads; ++h) {
             const std::size_t n = lists[h].size();
             std::vector<row_id> ids(n);

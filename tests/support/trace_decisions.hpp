@@ -34,6 +34,18 @@ inline const example::trace<verkv::half>& packaged() {
     return t;
 }
 
+/// Queries of all heads at a decode step, [query head][channel].
+inline std::vector<float> queries_at(const example::trace<verkv::half>& t, std::size_t step) {
+    std::vector<float> q;
+    for (std::size_t h = 0; h < t.shape.query_heads; ++h) {
+        const verkv::half* row = t.queries().row(t.decode_row(step), h);
+        for (std::size_t c = 0; c < t.shape.key_dim; ++c) {
+            q.push_back(verkv::to_float(row[c]));
+        }
+    }
+    return q;
+}
+
 inline std::vector<float> trace_probabilities(const example::trace<verkv::half>& t, std::size_t kv_head) {
     std::vector<std::size_t> kept(t.first_decode_row());
     std::iota(kept.begin(), kept.end(), std::size_t{0});

@@ -54,6 +54,7 @@ void score_group(const rope_pair_codes& s, const std::uint32_t* codes, std::size
         }
     }
 }
+
 using score_group_function = void (*)(const rope_pair_codes&, const std::uint32_t*, std::size_t, std::size_t,
                                       const rope_pair_factors&, bool, float*, std::ptrdiff_t) noexcept;
 
@@ -67,9 +68,11 @@ constexpr score_group_function score_group_at() noexcept {
 #if VERKV_LANES_DOTS
     if constexpr (Bits > 0) {
         return score_group_by_bytes<Bits, Heads>;
-    }
+    } else
 #endif
-    return score_group<Bits, Heads>;
+    {
+        return score_group<Bits, Heads>;
+    }
 }
 
 template <unsigned Bits>

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "verkv/certify/level_steps.hpp"
 #include "verkv/core/host_device.hpp"
 #include "verkv/cuda/block.hpp"
 #include "verkv/cuda/check_sample.hpp"
@@ -78,8 +79,7 @@ struct calibrate_levels_kernel {
         }
         const double share = b.load_readonly(total + head) / denominator;
         const double inflation = planned > 0 ? spread / planned * share * share : 1.0;
-        // A few rows decide on it: it is not followed far.
-        const double steps = std::floor(std::log(inflation > 16 ? 16.0 : inflation) / std::log(ratio));
+        const double steps = verkv::detail::steps_of_inflation(inflation, ratio);
         double reached = b.load_readonly(&decision[head].level);
         if (steps >= 1 && b.load_readonly(raised + kv) > 0 && detail::all_certified(b, decision + kv * heads, heads)) {
             reached *= std::pow(ratio, -steps);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "verkv/certify/level_steps.hpp"
 #include "verkv/core/host_device.hpp"
 #include "verkv/cuda/block.hpp"
 #include "verkv/cuda/check_sample.hpp"
@@ -17,8 +18,7 @@ namespace verkv::inline v0::gpu {
 /// Lowers the levels of the query heads whose sample does not certify what the plan promised, by as many steps of the
 /// grid as it says are missing, and says of each KV head what the round has to do: the rule of the CPU's step [beyond
 /// §5b]. A block a query head.
-///     steps = clamp(floor(1.5 ln(observed/epsilon)/ln ratio), 1 + round/4, 60); from round 7 on twice those before,
-///     where the last ones changed nothing
+///     steps = steps_to_lower(), as the CPU has it
 ///     level = max(min(level, top) ratio^-steps, 2^-100); top: 1.5 epsilon/l, and m/r of the heaviest token where the
 ///     plan raised nothing
 /// In the last round, and where some head of the group is not finite, everything is used instead.
@@ -26,7 +26,6 @@ namespace verkv::inline v0::gpu {
 /// plan that raised nothing fails; else next to nothing. In double, in thread 0: the same bits in every run.
 struct lower_levels_kernel {
     static constexpr unsigned most_threads = 1024;
-    static constexpr std::uint32_t patient_rounds = 6;
 
     const std::uint32_t* holds = nullptr;          ///< [KV head][G], of the check
     const sample_certificate* observed = nullptr;  ///< [KV head][G], of the check
@@ -79,16 +78,8 @@ struct lower_levels_kernel {
             return;
         }
         const double seen = b.load_readonly(&observed[head].observed);
-        const auto fours = round / 4;  // the longer it takes, the farther
-        const double least = 1.0 + static_cast<double>(fours);
-        // The certificate falls with the level or with its square root: between the two.
-        double down = std::floor(1.5 * std::log(seen / epsilon) / std::log(ratio));
-        down = down > least ? smaller(down, 60.0) : least;
-        // Where rounds change nothing, what is missing is tokens that the sketch has far too low: the same steps again
-        // would find them after the last round.
-        if (round > patient_rounds && seen > 0.999 * b.load_global(before + head)) {
-            down = larger(down, smaller(2 * b.load_global(steps + head), 60.0));
-        }
+        const double down = verkv::detail::steps_to_lower(seen, epsilon, ratio, round, b.load_global(steps + head),
+                                                          b.load_global(before + head));
         b.store_global(steps + head, down);
         b.store_global(before + head, seen);
         b.store_global(level + head, larger(smaller(from, top) * std::pow(ratio, -down), 0x1p-100));

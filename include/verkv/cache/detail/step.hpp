@@ -9,6 +9,7 @@
 #include <span>
 
 #include "verkv/cache/detail/weighing.hpp"
+#include "verkv/certify/level_steps.hpp"
 #include "verkv/certify/sample_check.hpp"
 #include "verkv/certify/target.hpp"
 #include "verkv/core/random.hpp"
@@ -158,14 +159,12 @@ private:
             if (!checks()) {
                 return;
             }
-            const double step_of_grid = std::log(policies.check.step);
             bool any = false;
             for (std::size_t g = 0; g < heads(); ++g) {
                 if (!std::isfinite(w.plans[g].certificate_after)) {
                     return;
                 }
-                // A few rows decide on it: it is not followed far.
-                const double steps = std::floor(std::log((std::min)(w.inflation[g], 16.0)) / step_of_grid);
+                const double steps = steps_of_inflation(w.inflation[g], policies.check.step);
                 if (steps >= 1 && w.plans[g].raised > 0) {
                     w.level[g] *= std::pow(policies.check.step, -steps);
                     any = true;
@@ -335,7 +334,7 @@ private:
     public:
         void add(float* to, const plan_entry& e) {
             to_[count_] = to;
-            ratio_[count_] = e.probability == e.shrinkage ? 1.0f : e.shrinkage / e.probability;
+            ratio_[count_] = e.shrinkage / e.probability;
             if (!(ratio_[count_] < 0x1p126f)) {  // in float, the ratio may be infinite
                 *to = static_cast<float>(std::log(static_cast<double>(e.shrinkage)) -
                                          std::log(static_cast<double>(e.probability)));
@@ -561,27 +560,17 @@ private:
         });
     }
 
-    static constexpr std::uint32_t patient_rounds = 6;
-
     /// Lowers the levels of the heads that do not hold, by as many steps of the grid as the sample says are missing.
     void lower() {
         if constexpr (can_lower) {
             const double ratio = policies.check.step;
-            const double least = 1.0 + static_cast<double>(report.rounds / 4);  // the longer it takes, the farther
             for (std::size_t g = 0; g < heads(); ++g) {
                 if (w.holds[g] != 0) {
                     continue;
                 }
-                // The certificate falls with the level or with its square root: between the two.
                 const double observed = head_reports[g].certificate_observed;
-                double steps =
-                    std::clamp(std::floor(1.5 * std::log(observed / promise.epsilon) / std::log(ratio)), least, 60.0);
-                steps = std::isfinite(steps) ? steps : least;
-                // Where rounds change nothing, what is missing is tokens that the sketch has far too low: the same
-                // steps again would find them after the last round.
-                if (report.rounds > patient_rounds && observed > 0.999 * w.observed[g]) {
-                    steps = (std::max)(steps, (std::min)(2 * w.steps[g], 60.0));
-                }
+                const double steps =
+                    steps_to_lower(observed, promise.epsilon, ratio, report.rounds, w.steps[g], w.observed[g]);
                 w.steps[g] = steps;
                 w.observed[g] = observed;
                 w.level[g] = (std::max)((std::min)(w.level[g], top_of_grid(g)) * std::pow(ratio, -steps), 0x1p-100);
